@@ -1,8 +1,8 @@
-"""Experiments. In the wheel this package is `jaxfl.experiments`, and `jaxfl NAME` runs one of it.
+"""Experiments. In the wheel this package is `jaxfl.experiments`, and `jaxfl NAME` runs one of them.
 
 `python -m experiments.NAME` imports this package before anything heavy. From then on an interrupt ends the process
-with exit code 130 and one sentence, until the command line catches it. Whoever imports the package from a program of
-their own keeps their signals.
+with exit code 130 and one sentence, until the command line catches it. A program that imports this package
+keeps its own signals.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_
 
 
 class _Experiments(Mapping[str, "Experiment"]):
-    """Name -> experiment: every package below this one whose front holds an EXPERIMENT, imported when asked for."""
+    """Name -> experiment: every package below this one whose __init__.py has an EXPERIMENT, imported when needed."""
 
     def __iter__(self) -> Iterator[str]:
         names = [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]

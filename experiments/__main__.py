@@ -24,7 +24,7 @@ def commands() -> dict[str, str]:
 
 
 def _description(front: ast.Module) -> str | None:
-    """The description that a front gives its EXPERIMENT."""
+    """The description of the EXPERIMENT in a package's parsed __init__.py."""
     assigned = [node for node in front.body if isinstance(node, ast.Assign)]
     calls = [node.value for node in assigned if ast.unparse(node.targets[0]) == "EXPERIMENT"]
     words = [word for call in calls if isinstance(call, ast.Call) for word in call.keywords]
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def show(known: Mapping[str, str], usage: str) -> None:
-    """Print names with their descriptions, below how they are used."""
+    """Print names with their descriptions, under a line of usage."""
     table = Table(title=usage)
     table.add_column("name", no_wrap=True)
     table.add_column("what")

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 _COMMANDS = {
-    "epsilon": "What a run would cost in privacy, or how much noise a budget needs, without a run.",
+    "epsilon": "The epsilon of a planned run, or the least noise for a budget, without a run.",
     "report": "One HTML page of runs that have ended: curves, tables, privacy, sites, differences.",
 }
 

@@ -1,6 +1,7 @@
-"""The command `jaxfl`. `jaxfl epsilon` answers what a run would cost, or how much noise a budget needs, without a run.
+"""The command `jaxfl`. `jaxfl epsilon` computes, without a run, a run's epsilon or the least noise for a budget.
 
-The numbers are those of the accountants that runs use, and a run with these settings states them. JAX is not imported.
+Its numbers come from the accountants that runs use: a run with the same settings states the same epsilon. JAX is not
+imported.
 
     jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1
     jaxfl epsilon --method privsgp-vr --sites 50 --samples 1200 --batch 64 --rounds 300 --target 3
@@ -60,7 +61,7 @@ class Method(NamedTuple):
         noise_on: what the noise is added to, in words.
         divisor: options -> number that the noise is divided by.
         of_clients: whole clients are protected, and neither samples nor batches count.
-        noise: name of what the noise multiplier times the clip norm over `divisor` is, as JSON has it.
+        noise: key, in JSON, of the noise multiplier times the clip norm over `divisor`.
     """
 
     releases: Callable[[argparse.Namespace, float], Releases]
@@ -97,7 +98,7 @@ def _gossip(accountant: gossip.Accountant) -> Method:
 
 
 def _local_steps(estimates: bool) -> Method:
-    """A method with a server, in which clients make private local steps, and estimates of constants with ALI-DPFL."""
+    """A method with a server: clients make private local steps, and with ALI-DPFL estimates of constants, too."""
 
     def releases(asked: argparse.Namespace, noise: float) -> Releases:
         plain = [clients.ClientRelease(asked.sampler, n, asked.batch, asked.clip_norm, noise) for n in _sizes(asked)]
@@ -222,22 +223,22 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="jaxfl", description="Private decentralised and federated learning.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    page = "One HTML page of runs that have ended, which needs no other file."
+    page = "Write one HTML page, with no other files, about runs that have ended."
     report = commands.add_parser("report", help=page, description=page, allow_abbrev=False)
     report.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run, as experiments leave it")
     report.add_argument("--out", default="report.html", metavar="FILE", help="the page (default report.html)")
-    about = "Epsilon of a run that is planned, or the noise that a budget needs; published and proven."
+    about = "Compute the epsilon of a planned run, or the least noise for a budget; published and proven bounds."
     epsilon = commands.add_parser("epsilon", help=about, description=about, allow_abbrev=False)
     add = epsilon.add_argument
-    add("--method", choices=METHODS, default="fedavg", help="fedavg: private local steps (default)")
-    add("--sites", type=int, required=True, metavar="N", help="clients, or nodes of the graph")
-    add("--samples", type=int, nargs="+", metavar="J", help="samples of a site: of each, or one number of all")
-    add("--batch", type=int, metavar="B", help="expected samples of a batch")
-    add("--rounds", type=int, required=True, metavar="K", help="rounds; of a-dp2-sgd, N events each")
+    add("--method", choices=METHODS, default="fedavg", help="method of the run; default fedavg: private local steps")
+    add("--sites", type=int, required=True, metavar="N", help="number of clients, or of nodes of the graph")
+    add("--samples", type=int, nargs="+", metavar="J", help="number of samples of each site, or one number for all")
+    add("--batch", type=int, metavar="B", help="expected number of samples in a batch")
+    add("--rounds", type=int, required=True, metavar="K", help="number of rounds; a round of a-dp2-sgd has N events")
     noise = epsilon.add_mutually_exclusive_group(required=True)
     multiplier = "standard deviation of the noise on a sum of clipped gradients or updates, over the clip norm"
     noise.add_argument("--noise-multiplier", type=float, metavar="Z", help=multiplier)
-    noise.add_argument("--target", type=float, metavar="EPSILON", help="epsilon that the least noise is wanted for")
+    noise.add_argument("--target", type=float, metavar="EPSILON", help="epsilon for which to find the least noise")
     add("--delta", type=float, default=1e-5, help="delta of every epsilon (default 1e-5)")
     add(
         "--clip-norm",
@@ -246,19 +247,19 @@ def _parser() -> argparse.ArgumentParser:
         metavar="C",
         help="L2 clip norm (default 1); epsilon does not depend on it",
     )
-    add("--relation", choices=RELATIONS, help="neighboring relation (default: all, and the first proven for --target)")
-    add("--bound", choices=("proven", "published"), default="proven", help="bound that --target is for")
-    sampler = "sampler (default poisson; of gradient-tracking fixed)"
+    add("--relation", choices=RELATIONS, help="neighboring relation (default: all; the first of them meets --target)")
+    add("--bound", choices=("proven", "published"), default="proven", help="bound that meets --target")
+    sampler = "how batches are drawn (default poisson; for gradient-tracking fixed)"
     add("--sampler", choices=("poisson", "fixed", "uniform"), help=sampler)
     add("--local-steps", type=int, default=1, metavar="TAU", help="fedavg, ali-dpfl: local steps a round (default 1)")
-    add("--active", type=int, metavar="M", help="dp-fedavg: clients that are expected in a round (default all)")
-    add("--constants-noise", type=float, default=20.0, metavar="Z", help="ali-dpfl: noise of an estimate (default 20)")
-    add("--constants-batch", type=int, metavar="M", help="ali-dpfl: samples of an estimate (default all)")
-    # Those of one method have no default here: given beside another method they are refused.
-    add("--graph", help=f"gradient-tracking: weights R and C, by name or .npy file (default {_TRACKING['graph']})")
+    add("--active", type=int, metavar="M", help="dp-fedavg: expected number of clients in a round (default all)")
+    add("--constants-noise", type=float, default=20.0, metavar="Z", help="ali-dpfl: noise of estimates (default 20)")
+    add("--constants-batch", type=int, metavar="M", help="ali-dpfl: samples in each estimate (default all)")
+    # Options of one method have no default here, so that they are refused when given with another method.
+    add("--graph", help=f"gradient-tracking: matrices R and C, a name or .npy file (default {_TRACKING['graph']})")
     add("--scheme", choices=tracking.SCHEMES, help="gradient-tracking: scheme of steps, mixing and noise (default S1)")
     add("--step-size", type=float, metavar="GAMMA", help="gradient-tracking: step size (default the scheme's)")
-    add("--distribution", choices=("laplace", "gaussian"), help="gradient-tracking: noise (default laplace)")
+    add("--distribution", choices=("laplace", "gaussian"), help="gradient-tracking: kind of noise (default laplace)")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -269,7 +270,7 @@ def _sizes(asked: argparse.Namespace) -> list[int]:
 
 
 def _check(asked: argparse.Namespace, method: Method) -> None:
-    """Refuse what cannot be counted with."""
+    """Refuse values out of range, and options that the method does not have."""
     check.at_least(1, **{"--sites": asked.sites, "--rounds": asked.rounds, "--local-steps": asked.local_steps})
     check.positive(**{"--clip-norm": asked.clip_norm})
     own = asked.method == "gradient-tracking"
@@ -280,7 +281,7 @@ def _check(asked: argparse.Namespace, method: Method) -> None:
             raise ArgumentError(option, "belongs to gradient-tracking", f"got {value}", "Leave it out.")
         setattr(asked, name, default if value is None else value)
     if own and asked.rounds > _MOST_ROUNDS:
-        requirement = f"must be at most {_MOST_ROUNDS:,} for gradient-tracking, whose bounds take time of its square"
+        requirement = f"must be at most {_MOST_ROUNDS:,} for gradient-tracking, where time grows with the square"
         raise ArgumentError("--rounds", requirement, f"got {asked.rounds}", "Pass fewer.")
     sampler = "fixed" if own else "poisson"
     if own and asked.sampler not in (None, sampler):

@@ -54,33 +54,36 @@ class Learning:
     step_size: float = traced(0.5)
     """Step size of the clients' SGD."""
     batch_size: int = 75
-    """Expected samples B of a client in a local iteration, a Poisson batch."""
+    """Expected number B of samples in the batch of a local iteration, which Poisson sampling draws."""
     local_steps: int = traced(5)
-    """Local iterations tau of a round, of methods that fix it. A last round is shortened to what is left."""
+    """Local iterations tau in a round, for methods that fix tau. The last round is shortened to the iterations left."""
     max_steps: int = 100
-    """Most local iterations of a round."""
+    """Largest number of local iterations in a round."""
     rounds: int | Literal["auto"] = "auto"
-    """Rounds R_s that communication allows; auto: round_ratio times R_c, rounded up."""
+    """Number R_s of communication rounds. auto: round_ratio times R_c, rounded up, with R_c the number of local
+    iterations that the budget pays for."""
     round_ratio: float = stated(0.2)
-    """R_s / R_c, with R_c the local iterations that the budget pays for where no estimate is charged."""
+    """Ratio R_s / R_c of --rounds auto. R_c is the number of local iterations that the budget pays for if no estimate
+    is charged."""
     kappa: float = traced(1.0)
-    """phi lambda^2 of the bound on convergence. The paper gives no value. A larger one allows a larger tau."""
+    """Constant phi lambda^2 of the paper's convergence bound, by which ALI-DPFL chooses tau. The paper gives no value.
+    A larger one allows a larger tau."""
     constants: Literal["as_published", "private"] = "private"
-    """Estimation of the bound's constants by the clients: private, with noise that the budget pays for; or
-    as_published, from their data without noise, with which the run has no epsilon."""
+    """How clients estimate the other constants of that bound. private: with noise, which the budget pays for.
+    as_published: from their data without noise, so that the run has no epsilon."""
     constants_batch: int | None = None
-    """Samples of a client that an estimate takes, drawn anew in each round; all by default."""
+    """Number of a client's samples that an estimate takes, drawn anew in each round; all by default."""
     constants_noise: float = traced(20.0)
-    """Noise multiplier of a private estimate."""
+    """Noise multiplier of a private estimate: the noise's standard deviation over the L2 sensitivity."""
     constants_loss_bound: float = traced(0.5)
-    """Bound on the change of a sample's loss, of private estimates."""
+    """Bound that private estimates put on the change of a sample's loss."""
     num_active: int = 5
-    """Clients of DP-FedAvg that are expected in a round, each drawn independently."""
+    """Expected number of clients in a round of DP-FedAvg; each client is drawn independently."""
     update_clip_norm: float = traced(0.5)
-    """Bound on the L2 norm of a client's update, of DP-FedAvg."""
+    """Clip norm of DP-FedAvg: the bound on the L2 norm of a client's update."""
     update_noise_multiplier: float | Literal["calibrated"] = traced("calibrated")
-    """Noise on DP-FedAvg's sum of updates, over update_clip_norm; calibrated: the least that meets target_epsilon in
-    all rounds, for whole clients."""
+    """Standard deviation of the noise on DP-FedAvg's sum of updates, over update_clip_norm; calibrated: the least that
+    meets target_epsilon for whole clients over all rounds."""
 
 
 def _spends(options: Mapping[str, Any]) -> bool:
@@ -118,13 +121,13 @@ class Budget:
     """Bound C on each sample's gradient in the L2 norm."""
     noise_multiplier: float | Literal["calibrated"] = traced(1.1)
     """Standard deviation of the noise on a batch's sum of gradients, over C; calibrated: the least with which
-    target_epsilon pays for max_iterations. Methods without it take its budget for what their rounds and iterations
-    are."""
+    target_epsilon pays for max_iterations. FedAvg and DP-FedAvg add no such noise, but run as many rounds and
+    iterations as a budget pays for with it."""
     max_iterations: int | Literal["auto"] = traced("auto")
     """Local iterations T of a client in the whole run; auto: as many as target_epsilon pays for at every client."""
     target_epsilon: float = stated(2.0)
-    """Privacy budget of every client's samples. Where iterations are given and constants are private, a run whose
-    iterations it pays for, but not its estimates beside them, is refused."""
+    """Privacy budget of every client's samples. With a given number of iterations and private constants, a run is
+    refused if the budget pays for its iterations alone, but not for its estimates, too."""
     dp_delta: float = stated(1e-5)
     """Delta of every epsilon."""
     bound: Literal["proven", "published"] = stated("proven")
@@ -133,8 +136,8 @@ class Budget:
     neighboring_relation: Literal["zero_out", "replace_one"] = stated("zero_out")
     """Relation of neighboring data sets under which a proven bound holds the budget."""
     accounted_samples: int | None = stated(None)
-    """Samples |D_i| by which the budget's iterations are counted; by default each client's own. The paper takes 5,000
-    for all data sets. Statements take the clients' own in any case."""
+    """Samples |D_i| that a client is assumed to have when the budget's iterations are counted; by default its own. The
+    paper takes 5,000 for all data sets. Statements of privacy always take the clients' own."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,10 +31,10 @@ from jaxfl.frame import Finished
 from .options import ALI, FIXED, Configuration
 from .paper import ACCURACIES
 
-_MOST_LINES = 28  # that look different
+_MOST_LINES = 28  # lines that look different
 _ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)
 _STEPS = Panel("num_steps", "local iterations τ of a round\n(mean since the evaluation before)")
-_SHARED = ("target_epsilon", "round_ratio", "step_size", "noise_multiplier")  # by which curves are told apart
+_SHARED = ("target_epsilon", "round_ratio", "step_size", "noise_multiplier")  # options whose values stand in the legend
 PAPER = "paper.csv"
 
 
@@ -66,7 +66,7 @@ def _place(config: Configuration) -> tuple[Any, ...]:
 
 
 def _plot_iterations(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """τ against rounds, of what chooses it, and accuracy against the local iterations that a client has made."""
+    """τ against rounds, and accuracy against the local iterations that a client has made."""
     names = list(dict.fromkeys(line["case"] for line in lines))
     if len(names) > _MOST_LINES:
         return []
@@ -92,7 +92,7 @@ def _plot_iterations(folder: Path, lines: Sequence[Mapping[str, Any]]) -> list[P
 
 
 def _plot_fixed(finished: Finished) -> list[Path]:
-    """Final accuracy against a fixed τ, a curve for each value of all else that varies; ALI-DPFL's as level lines."""
+    """Final accuracy against a fixed τ, a curve for each value of the other options; ALI-DPFL has level lines."""
     curves: dict[str, dict[int, str]] = {}
     levels: dict[str, list[str]] = {}
     for name, row in finished.rows.items():

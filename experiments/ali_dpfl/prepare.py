@@ -19,7 +19,7 @@ from .spending import asked_of, privacy_of, released, rounds_of, settled
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
-    """The cases of all cases; what cannot run is refused before any work."""
+    """The cases of all rows; rows that cannot run are refused before any work."""
     sizes = {name: _sizes(row) for name, row in rows.items()}
     for name, row in rows.items():
         check_config(row.config)
@@ -31,7 +31,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         method, last = config.learning.method, rounds_of(config)
         return {
             "data": config.clients.data(config.data),
-            # A budget ends FedAvg's rounds, too, but spends nothing there.
+            # FedAvg ends after the rounds of the budget, too, but spends none of it.
             "num_rounds": config.learning.rounds if method in PRIVATE_STEPS else last,
             "privacy": privacy_of(config, sizes[name], asked_of(rows[name].config)),
             "released": released(config),
@@ -60,7 +60,7 @@ def _pooled(row: Row) -> dict[str, Any] | None:
 
 
 def _of_fixed(method: str) -> Callable[[Row], dict[str, Any] | None]:
-    """The baseline of DPFL by another method's name; others have none."""
+    """The baseline that another method makes for rows of DPFL; other rows have none."""
     return lambda row: {"method": method} if row.config.learning.method == FIXED else None
 
 
@@ -93,7 +93,7 @@ def _counts(config: Configuration) -> dict[str, object]:
 
 
 def _description(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> list[str]:
-    """Describe the run: what all cases share, and one row per case."""
+    """Describe the run: the numbers that all cases share, and one row per case."""
     name, row = next(iter(rows.items()))
     first: Configuration = row.config
     dataset, task, here = first.data.load(), first.task(), sizes[name]
@@ -127,11 +127,11 @@ def _remarks(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> list[st
     if over:
         least = min(min(sizes[name]) for name in over)
         lines.append(
-            f"The budget counts {max(samples.values())} samples a client, and the smallest has {least}: it is "
-            "overspent. Statements count each client's own."
+            f"warning: the budget assumes {max(samples.values())} samples of a client, but the smallest has {least}: "
+            "it is overspent. Statements count each client's own samples."
         )
     if any(
         config.learning.method == ALI and config.learning.constants == "as_published" for config in configs.values()
     ):
-        lines.append("ALI-DPFL as published takes its next tau from estimates without noise: it has no epsilon.")
+        lines.append("ALI-DPFL as published chooses its next tau by estimates without noise: it has no epsilon.")
     return lines

@@ -1,8 +1,8 @@
 """The paper's tables and figures as presets of experiments.ali_dpfl.
 
-What the paper leaves open is settled the same way in all of them. Clients: two shards of samples sorted by label. The
+Choices that the paper leaves open are the same in all of them. Clients: two shards of samples sorted by label. The
 network: two convolutions with tanh on images of 14x14 (or 16x16), so that a table takes minutes on two cores. |D_i|:
-5,000 in the budget, as the paper's counts of iterations have it for both data sets; statements take the clients' own.
+5,000 in the budget, as in the paper's counts of iterations for both data sets; statements take the clients' own.
 kappa: 1. The constants are estimated without noise, as in the paper, from 64 samples of a client.
 """
 
@@ -27,7 +27,7 @@ _ALI = {**_PAPER, "constants_batch": 64}
 _TABLE = {**_ALI, "constants": "as_published"}
 _METHODS: Axis = {"method": ("ALI-DPFL", "DPFL")}
 _FEW, _MANY = {"local_steps": (1, 2, 3, 4, 5)}, {"local_steps": (1, 3, 5, 7, 9)}
-_COST = "about {} minutes on two busy cores, reckoned from a column of table4, which took 5; one seed"
+_COST = "about {} minutes on two busy cores, estimated from a column of table4, which took 5; one seed"
 
 
 def _ratio(round_ratio: float, *epsilons: float) -> Axis:

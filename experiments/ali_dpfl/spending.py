@@ -15,7 +15,7 @@ from jaxfl.privacy.statements import asked_first
 
 from .options import ALI, PRIVATE_STEPS, UPDATES, Configuration
 
-MOST_ITERATIONS = 10**5  # that a budget is asked for
+MOST_ITERATIONS = 10**5  # up to which the iterations of a budget are searched
 
 
 def release_of(config: Configuration, num_samples: int, *, with_estimates: bool = True) -> ClientRelease:
@@ -92,7 +92,7 @@ def _held(config: Configuration) -> dict[str, Any]:
 
 
 def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int) -> int:
-    """Local iterations that the budget pays for beside this many estimates; none is refused."""
+    """Local iterations that the budget pays for beside this many estimates; a budget for none is refused."""
     budget = config.budget
     samples = sizes if budget.accounted_samples is None else [budget.accounted_samples]
     releases = [release_of(config, size, with_estimates=num_estimates > 0) for size in samples]
@@ -101,7 +101,7 @@ def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int)
     if most < 1:
         estimates = f" beside {num_estimates} private estimates" if num_estimates else ""
         found = f"got {budget.target_epsilon:g}, which pays for none ({budget.bound} bound)"
-        remedy = "Pass more, or more noise."
+        remedy = "Pass a larger budget, or more noise."
         raise ArgumentError("target_epsilon", f"must pay for one local iteration{estimates}", found, remedy)
     return most
 
@@ -128,7 +128,7 @@ def _refuse_overspent(config: Configuration, sizes: Sequence[int], rounds: int, 
 
 
 def rounds_of(config: Configuration) -> int:
-    """Rounds in which a fixed tau spends all iterations, or those that there are; the configuration is settled."""
+    """Rounds in which a fixed tau spends all iterations, at most all rounds; the configuration is settled."""
     learning, most = config.learning, config.budget.max_iterations
     assert not isinstance(learning.rounds, str)
     assert not isinstance(most, str)

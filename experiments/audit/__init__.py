@@ -1,4 +1,4 @@
-"""Does a run keep the epsilon that it claims? Its noise, its signal and an attack are held against the claim.
+"""Does a run keep the epsilon that it claims? An audit compares its noise, its signal and an attack with the claim.
 
     python -m experiments.audit                                # digits, 5 nodes: two methods keep what they claim
     python -m experiments.audit --noise-error 1.25             # less noise than is claimed: refused
@@ -9,11 +9,11 @@
     python -m experiments.audit --method DP-FedAvg             # a server: whole clients
     python -m experiments.audit --grid noise_error=1,1.25,2,4  # how large a mistake has to be
 
-Half a minute on two cores. Calibrates each case's noise to `target_epsilon` by the proven bound, runs it, and leaves
-summary.json, results.csv and a picture in the run directory. PrivSGP, PrivSGP-VR, DP2-SGD and A(DP)2SGD run on real
-samples and canaries: their messages tell which canaries took part, how large the noise is, and what a sample adds to
-it. So do ALI-DPFL, and DP-FedAvg, whose canaries are whole clients. Prints what was measured against what is claimed,
-and the smallest error that each check sees. Exit code 0 when no lower bound exceeds the claim and no check refuses it,
+It takes half a minute on two cores. It calibrates each case's noise to `target_epsilon` by the proven bound, runs it,
+and leaves summary.json, results.csv and a picture in the run directory. All methods run on real samples and canaries
+(made-up samples; for DP-FedAvg whole clients). Their messages show which canaries took part, how large the noise is,
+and how much a sample adds. The tables compare measurements with the claim, and name the smallest error that each check
+sees. Exit code 0 when no lower bound exceeds the claim and no check refuses it,
 else 1. See docs/audit.md.
 
 Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, arXiv:2305.08846. Differences from
@@ -28,7 +28,7 @@ from .options import Configuration
 
 EXPERIMENT = Experiment(
     name="audit",
-    description="What a run's noise, signal and messages say of the epsilon that it claims.",
+    description="Checks of a run's claimed epsilon, by its noise, its signal and an attack on its messages.",
     base=Configuration(),
     grid=({"method": ("PrivSGP", "PrivSGP-VR")},),
     labels={"method": "{}"},

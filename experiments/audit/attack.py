@@ -32,11 +32,11 @@ from .options import WHOLE_CLIENTS, Configuration, check_config
 
 
 class Audited(NamedTuple):
-    """A claim and what the audit says of it."""
+    """A claim and the result of its audit."""
 
     row: Row  # its configuration with the seed
     claim: Statement
-    noise_std: float  # that is claimed
+    noise_std: float  # claimed
     result: AuditResult
     canaries: Canaries
     seconds: float
@@ -61,8 +61,8 @@ class Ready(NamedTuple):
 
     row: Row  # its configuration with the seed
     claim: Statement
-    noise_std: float  # that is claimed
-    seconds: float  # that the claim took
+    noise_std: float  # claimed
+    seconds: float  # spent on the claim
 
 
 def run(request: Request) -> int:
@@ -98,15 +98,15 @@ def _attack(request: Request, lanes: Mapping[str, Ready], records: RunDirectory)
     mistakes += ["more rounds"] if any(claim.rounds_error != 1 for claim in claims) else []
     mistakes += ["a larger sampling rate"] if any(claim.sampling_error != 1 for claim in claims) else []
     if mistakes:
-        console.print(f"Run with a mistake that the claim does not know of: {', '.join(mistakes)}.")
+        console.print(f"Run with a mistake that the claim does not include: {', '.join(mistakes)}.")
     audits = {name: measured(lane, len(lanes)) for name, lane in lanes.items()}
     records.write_summary(_summary(audits, records.config["environment"]))
     _write_results(audits, directory / "results.csv")
     console.print(_table(audits))
     console.print(_checks_table(audits))
     console.print(
-        "A claim that is not refuted is not proven by that. The last column is the least factor, of noise too small or "
-        f"of a signal too large, that is seen with probability {POWER:.0%}."
+        "A claim that is not refuted is not proven by that. Smallest error seen: the factor, on too small noise or too "
+        f"large a signal, that a check finds with probability {POWER:.0%}."
     )
     picture = _plot(audits, directory / "plots" / "scores.png")
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Picture: {picture}", soft_wrap=True)
@@ -114,7 +114,7 @@ def _attack(request: Request, lanes: Mapping[str, Ready], records: RunDirectory)
 
 
 def ready(row: Row) -> Ready:
-    """The claim of one audit; what cannot run is refused, and nothing is run."""
+    """The claim of one audit, without running it; an audit that cannot run is refused."""
     start, config = time.perf_counter(), row.config
     method = METHODS[config.learning.method]
     noise_std, statement = method.claimed(config)
@@ -126,7 +126,7 @@ def ready(row: Row) -> Ready:
 
 
 def measured(lane: Ready, num_audits: int) -> Audited:
-    """Run and attack; the significance is shared, so that any violation at all is as unlikely as asked for."""
+    """Run and attack; all audits share the significance, so that a false alarm in any is as unlikely as requested."""
     start, (row, statement, noise_std, _) = time.perf_counter() - lane.seconds, lane
     config = row.config
     assert statement.dp_epsilon is not None
@@ -186,7 +186,7 @@ def _summary(audits: Mapping[str, Audited], environment: Any) -> dict[str, Any]:
 
 
 def _write_results(audits: Mapping[str, Audited], path: Path) -> None:
-    """A row an audit: the options that vary, the lower bound, the claim."""
+    """One row for each audit: the options that vary, the lower bound, the claim."""
     lanes, lines = {}, []
     for name, one in audits.items():
         lane = {"case": name, "seed": one.row.config.run.seed, "round": one.row.config.rounds}
@@ -222,11 +222,9 @@ def _ratio(check: Check) -> float:
 
 
 def _checks_table(audits: Mapping[str, Audited]) -> Table:
-    """Table of each mechanism's measured values, and of the smallest error that would have been seen."""
-    caption = (
-        "limit: of the confidence interval, on the side of 1; noise is refuted where 1 lies outside, all else where"
-    )
-    caption += " the limit lies above 1"
+    """Table of each mechanism's measured values, and of the smallest error that a check would have seen."""
+    caption = "limit: the end of the confidence interval that is nearer to 1; noise is refuted if 1 lies outside of it,"
+    caption += " all else if the limit lies above 1"
     table = Table(title="mechanism: measured over claimed", caption=caption)
     numbers = ("measured /\nclaimed", "limit", "smallest\nerror seen")
     for heading in ("case", "check", *numbers[:2], "verdict", numbers[2]):
@@ -251,7 +249,7 @@ def _claimed_epsilon(one: Audited) -> float:
 
 
 def _plot(audits: Mapping[str, Audited], path: Path) -> Path:
-    """Histograms of the scores of included and left-out canaries, a row an audit."""
+    """Histograms of the scores of included and left-out canaries, one row for each audit."""
     figure = Figure(figsize=(7, 0.6 + 2.4 * len(audits)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = np.ravel(figure.subplots(len(audits), 1, squeeze=False))

@@ -1,16 +1,16 @@
 """Claim, run and observation of each method: one row of METHODS per method.
 
-Gossip: an observer of all messages learns every node's noisy gradient of every round, from A(DP)2SGD's states the
-network's sum alone.
+Gossip: an observer of all messages learns every node's noisy gradient of every round. From the states of A(DP)2SGD it
+learns the network's sum alone.
 
 ALI-DPFL: clients send their models after tau local iterations, and the states hold the aggregate alone. Seen through
 the aggregate, a client's gradients would have the noise of all clients over them, as those of A(DP)2SGD have. So the
-run has a single client: the aggregate is then its own model, under no more noise than is claimed. A message tells the
-sum of tau noisy gradients. The claim counts local iterations and not rounds, and so do the checks. It covers the
+run has a single client: the aggregate is then its own model, under no more noise than is claimed. A message reveals
+the sum of tau noisy gradients. The claim counts local iterations and not rounds, and so do the checks. It covers the
 estimates of the rule's constants too, which have noise; the audit does not look at them. kappa is so large that the
 next tau follows from the budget alone.
 
-DP-FedAvg: canaries are whole clients, and what the server releases is seen. See `jaxfl.privacy.client_audit`.
+DP-FedAvg: canaries are whole clients, and the observer sees the server's releases. See `jaxfl.privacy.client_audit`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Learner(NamedTuple):
     algorithm: Algorithm
     released: Callable[[Any, Any], PyTree]  # (state before, after a round) -> what an observer learns, (n, *leaf)
     num_rounds: int
-    num_releases: Callable[[Any, Any], Array] | None = None  # that `released` adds up; None: always one
+    num_releases: Callable[[Any, Any], Array] | None = None  # number of releases that `released` adds up; None: one
 
 
 class Method(NamedTuple):
@@ -79,7 +79,7 @@ class Method(NamedTuple):
 def _among_samples(
     config: Configuration, task: Task, data: FederatedData, *, shared_coordinates: bool = True
 ) -> WithCanaries:
-    """Canaries that are samples: told apart by their node, or by a coordinate of their own."""
+    """Canaries that are samples: each has a coordinate of its own, at its node or in the whole network."""
     strength = config.data.canary_strength * config.learning.clip_norm
     options = {"strength": strength, "seed": config.run.seed, "shared_coordinates": shared_coordinates}
     return with_canaries(task, data, config.data.canaries, **options)
@@ -104,7 +104,7 @@ def _gossip(
     *,
     releases_total: bool = False,
 ) -> Method:
-    """An algorithm whose messages tell noisy gradients."""
+    """An algorithm whose messages reveal noisy gradients."""
     table = {"table": "factored"} if estimator == "saga" else {}
 
     def claimed(config):

@@ -24,14 +24,15 @@ class Samples(Data):
     """Training samples, and the canaries among them."""
 
     nodes: int = 5
-    """Nodes n, an odd number: the messages of an even ring hide one combination of gradients. Of DP-FedAvg any number:
-    the clients with real samples."""
+    """Number n of nodes, odd: the messages of an even ring hide one combination of the gradients. For DP-FedAvg: any
+    number of clients with real samples."""
     samples: int = 200
     """Real samples of each node."""
     canaries: int = 5000
-    """Canaries in all, as many at each node. Of DP-FedAvg a canary is a whole client."""
+    """Number of canaries in all, equally many at each node. A canary is a made-up sample whose presence the audit
+    tries to see. For DP-FedAvg it is a whole client."""
     canary_strength: float = 4.0
-    """Norm of a canary's gradient before clipping (of DP-FedAvg, of its update), in multiples of clip_norm; at least
+    """Norm of a canary's gradient (for DP-FedAvg, of its update) before clipping, in multiples of clip_norm; at least
     1."""
 
 
@@ -40,42 +41,42 @@ class Learning:
     """The algorithm."""
 
     method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg"] = "PrivSGP"
-    """Method to audit. For A(DP)2SGD only the sum over nodes is seen: its noise, and little of its signal. ALI-DPFL
-    runs with one client. For DP-FedAvg whole clients are audited."""
+    """Method to audit. For A(DP)2SGD the audit sees only the sum over nodes: all the noise, and little of the signal.
+    ALI-DPFL runs with one client. For DP-FedAvg whole clients are audited."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
-    Parameters, gradients and losses stay float32."""
+    """Number format in which layers compute. bfloat16 rounds their parameters and inputs, which is faster on hardware
+    that multiplies bfloat16. Parameters, gradients and losses stay float32."""
     iterations: int = 16
-    """Iterations K. Of ALI-DPFL all local iterations."""
+    """Number K of iterations; for ALI-DPFL, of local iterations in all."""
     sampling_rate: float = 0.9
-    """Probability of a sample to be in a batch, below 1. Of DP-FedAvg, of a client to take part in a round."""
+    """Probability, below 1, that a sample is in a batch; for DP-FedAvg, that a client takes part in a round."""
     step_size: float = 0.1
     """Step size gamma."""
     clip_norm: float = 1.0
-    """Bound on each sample's gradient in the L2 norm. Of DP-FedAvg, on each client's update."""
+    """Bound on each sample's gradient in the L2 norm; for DP-FedAvg, on each client's update."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """The privacy claim, and the mistakes that the run makes."""
+    """The privacy claim, and the mistakes that the run makes on purpose."""
 
     target_epsilon: float = 1.0
     """The claim: the noise is calibrated to it."""
     dp_delta: float = 1e-5
     """Delta of the claim."""
     significance: float = 0.05
-    """Probability, at most, that any lower bound exceeds the true epsilon: each audit gets an equal share."""
+    """Largest probability that any lower bound exceeds the true epsilon; all audits of a run share it equally."""
     noise_error: float = 1.0
     """Run with the claimed noise divided by this: a mistake for the audit to find."""
     no_clipping: bool = False
     """Run without the clipping that is claimed: another such mistake."""
     rounds_error: float = 1.0
-    """Run the claimed iterations times this factor, at least 1: another."""
+    """Run the claimed iterations times this factor, at least 1: another such mistake."""
     sampling_error: float = 1.0
-    """Claim the sampling rate divided by this, and the noise of a batch that many times smaller, at the same noise
-    multiplier; at least 1: another."""
+    """Claim a sampling rate this many times smaller than that of the run, at the same noise multiplier; at least 1:
+    another such mistake."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +205,7 @@ def _check_canaries(config: Configuration) -> None:
     available, demand = len(data.load().train_labels), nodes * data.samples
     if demand > available:
         found = f"{nodes} node{'s' * (nodes > 1)} with {data.samples} need {demand:,} of {available:,}"
-        raise ArgumentError("samples", "must be there in the data set", found, "Pass fewer.")
+        raise ArgumentError("samples", "must fit in the data set", found, "Pass fewer.")
     check.open_unit(sampling_rate=learning.sampling_rate)
     for units in learning.hidden:
         check.at_least(1, hidden=units)

@@ -1,9 +1,9 @@
 """Measurements that need a card, in three commands of nine minutes: python -m experiments.bench.card CALL --out DIR.
 
-A call runs boxes, dearest knowledge first. Each box is a process with a limit of its own: one that fails or hangs costs
-itself alone. Every number is a JSON line of its box, and DIR/card_CALL.json is written again after each of them, with
-the versions of Python and JAX, the card's state when its box began (`nvidia-smi`: driver, clocks, power) and its
-XLA_FLAGS. The process of the call leaves the card to its boxes.
+A call runs boxes (groups of measurements), the most important first. Each box is a process with its own time limit, so
+that a box that fails or hangs does not stop the others. Every number is a JSON line of its box. DIR/card_CALL.json is
+written again after each number, with the versions of Python and JAX, the card's state when its box began (`nvidia-smi`:
+driver, clocks, power) and its XLA_FLAGS. The process of the call does not use the card itself.
 
 | call | boxes |
 |---|---|
@@ -40,7 +40,7 @@ _STATE = "driver_version,name,clocks.sm,clocks.mem,clocks.max.sm,power.draw,temp
 
 
 class Box(NamedTuple):
-    """A process."""
+    """A process that measures one group of numbers."""
 
     name: str
     seconds: float

@@ -4,7 +4,7 @@ n = 32 nodes, batch 32, images 28x28x1, the network of `jaxfl.models.cnn`; one S
 Both rows train the same network on the same batches in the same process and take turns.
 
 jaxfl's rounds run in a `lax.scan`, as its experiments run them. For the first number flax's rounds are single jitted
-steps: in a loop its convolutions fall to a slower kernel yet, which the number "in_scan", at fewer nodes, shows.
+steps: in a loop XLA takes a still slower kernel for its convolutions, as the number "in_scan" at fewer nodes shows.
 """
 
 from experiments.bench.flax_rows import compiled, rows

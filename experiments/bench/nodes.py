@@ -3,7 +3,7 @@
 Networks of 2,410 parameters on images of noise, batch 8, without noise or clipping, over the exponential graph and over
 random digraphs (uniform weights, in-degree 2 log n on average). Every node starts from parameters of its own. Each row
 is a process of its own, whose peak memory is published; it makes rounds in a scan with the state donated and the infos
-kept. "graph" is the time to build and to check a graph. Over eight devices state and tables of samples lie by node.
+kept. "graph" is the time to build and to check a graph. Eight devices share state and tables of samples by node.
 """
 
 import os

@@ -8,8 +8,8 @@ and projections.
 Images of noise, float32, 600 samples a client, SGD without momentum. A call runs several rounds in one loop with the
 state donated; batches are drawn in it, and the infos dropped. The rows of PyTorch are in `torch_rows`: the same
 rounds from the same parameters, which take turns with ours in one process. w1_vs_torch and its like are our rate over
-that of PyTorch's fastest row. Run that alone on the machine: where other processes take cores, PyTorch's threads wait
-for one another, and ratios flatter us without bound (w1: 32 beside many, 1.3 by the processor's time on one core).
+that of PyTorch's fastest row. Run that alone on the machine: if other processes take cores, PyTorch's threads wait
+for one another, and the ratios are far too good for us (w1: 32 beside many, 1.3 by the processor's time on one core).
 """
 
 import importlib.util

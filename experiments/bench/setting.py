@@ -24,7 +24,7 @@ KEY = jax.random.key(0)
 
 
 class Network(NamedTuple):
-    """A model and what it is fed with."""
+    """A model, with the shape of its samples and its classes."""
 
     model: Model
     text: str
@@ -80,7 +80,7 @@ class Setting(NamedTuple):
 
 
 def random_data(setting: Setting, dtype: DTypeLike = np.uint8) -> FederatedData:
-    """Images of noise, uint8 or float32, in one pool, node after node, every node the same number."""
+    """Images of noise, uint8 or float32, in one pool, node after node, equally many for every node."""
     rng = np.random.default_rng(0)
     count = setting.num_nodes * setting.samples
     shape = (count, *setting.network.sample_shape)
@@ -152,9 +152,9 @@ def node_rounds(step: Callable[..., PyTree], node_loop: str, rounds: int) -> Cal
 
 
 def loop(algorithm: Algorithm, rounds: int, *, infos: bool = False) -> Callable[[PyTree, FederatedData], PyTree]:
-    """(state, data) -> state after `rounds`, or with infos, as training keeps them, the same of (state, infos).
+    """(state, data) -> state after `rounds`; with infos, which training keeps, the same for (state, infos).
 
-    Where there are none, the compiler drops what only they need.
+    Without infos, the compiler drops all computations that only they need.
     """
     if infos:
         return lambda held, data: jax.lax.scan(lambda s, _: algorithm.round(KEY, s, data), held[0], length=rounds)

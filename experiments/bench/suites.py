@@ -2,12 +2,12 @@
 
 A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "SUITE/NAME". A suite may also have
 
-- `WANTED`, name -> how much is wanted, at least unless the suite says otherwise;
+- `WANTED`, name -> the wanted value, which is the least one unless the suite says otherwise;
 - `plot(measurements, path)`, which draws a picture;
-- `ALL_CORES = True` where it runs as an experiment does, with a device a core of a CPU. JAX keeps the devices that it
-  began with: beside a suite without it, it runs as that one does.
+- `ALL_CORES = True` if it runs like an experiment, with a device for each core of a CPU. JAX keeps its first devices:
+  run together with a suite that does not say so, it has one device, too.
 
-Written is {"SUITE/NAME": {"value", "unit", "spread", "against"}, ..., "environment": {...}}, with "wanted" where it is.
+The file holds {"SUITE/NAME": {"value", "unit", "spread", "against"}, ..., "environment": {...}}, and "wanted" if any.
 The picture lies beside that file, under its name with .png; where several suites draw, the suite's name is added.
 Machines drift: compare ratios, not seconds of different runs.
 """
@@ -58,7 +58,7 @@ def run(
     Args:
         suite: what to measure, or all.
         json: file for the numbers; a suite with a picture draws it beside the file.
-        against: "torch" to have peers run the same in PyTorch beside ours; it must be installed.
+        against: "torch": the suite peers runs the same in PyTorch, too, which must be installed.
 
     Raises:
         ArgumentError: no such suite or library, a library that is not installed, or a file that cannot be written.

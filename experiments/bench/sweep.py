@@ -3,9 +3,9 @@
 6 step sizes x 8 seeds of the default run on digits: 16 nodes, exponential graph, 64-32-10, factored SAGA table, Poisson
 batches, clipped gradients with noise. Everything that a user waits for counts: compiling, rounds, evaluations, lines,
 checkpoints. The rival of `speedup_vs_train` compiles each case, and trains its seeds one after another, each with
-calls, evaluations and a checkpoint of its own. That of `speedup_vs_commands` is a fresh process a configuration, with
-the interpreter's start and the pictures in it, measured on a few and scaled up, against one command with the grid; no
-compiled program is kept.
+calls, evaluations and a checkpoint of its own. The rival of `speedup_vs_commands` is a fresh
+process for each configuration, with the interpreter's start and the pictures in it, measured on a few and scaled up,
+against one command with the grid; no compiled program is kept.
 """
 
 import subprocess

@@ -19,7 +19,7 @@ from jaxfl.core.platform import is_cpu
 BUFFERS = "--xla_gpu_enable_command_buffer="
 """Flag of XLA, whose value says which parts of a program a GPU replays as a graph."""
 Number = dict[str, Any]
-"""A number of `bench card`: name, value and unit; low and high, the extremes of the repeats; whatever explains it."""
+"""A number of `bench card`: name, value and unit; low and high, the extremes of the repeats; other facts."""
 
 
 class Measurement(NamedTuple):
@@ -68,7 +68,7 @@ def runner(fn: Callable[..., PyTree], state: PyTree, *args: PyTree) -> Runner:
 def in_turns(
     rows: Mapping[str, Callable[[], float]], repeats: int | Mapping[str, int], rounds: int | Mapping[str, int] = 1
 ) -> dict[str, np.ndarray]:
-    """Seconds of a round of each row, the rivals taking turns so that a drift of the machine's speed meets all of them.
+    """Seconds of a round of each row. Rows take turns, so that a drift of the machine's speed meets all of them.
 
     One run of a row returns its seconds and makes `rounds`; rows with fewer repeats are spread evenly over the turns.
     """

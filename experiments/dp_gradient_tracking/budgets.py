@@ -21,7 +21,7 @@ from .options import QUANTIZED, Configuration
 def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], list[dict[str, Any]]]:
     """Function from the rounds that really ran to the statements of summary.json; noise is a number.
 
-    Sizes are every agent's samples, of several seeds the smallest, with which a sample takes part most often.
+    `sizes` has every agent's number of samples, the smallest over seeds: a sample then takes part most often.
     """
     statements, release, settings = _accounting(config, sizes)
     schedule = config.schedule()
@@ -42,7 +42,7 @@ def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
     if not config.has_budget:
         return config
     unit, target = lay(config, {"noise_gain": 1.0}), noise.target_epsilon
-    unit.settled().algorithm()  # refuses weights that are none
+    unit.settled().algorithm()  # refuses wrong weights
     statements, release, settings = _accounting(unit, sizes)
     run = (statements, noise.bound, unit.schedule(), config.num_rounds, release)
     gain = tracking.least_noise(*run, target_epsilon=target, **settings)
@@ -56,7 +56,7 @@ def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
 def _accounting(
     config: Configuration, sizes: Sequence[int]
 ) -> tuple[Callable[..., list[Statement]], TrackingRelease, dict[str, Any]]:
-    """Statements of the method as a function, and what it takes besides schedule and rounds."""
+    """The function that states the method's privacy, and its arguments besides schedule and rounds."""
     learning, noise, nodes = config.learning, config.noise, config.agents.nodes
     release = TrackingRelease(
         clip_norm=learning.clip_norm,

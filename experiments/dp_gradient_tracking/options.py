@@ -38,12 +38,13 @@ _ROUNDED = ("noisy-quantized-states", "quantized-states")
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-    """Who hears whom."""
+    """Graphs of the network: which agent hears which."""
 
     graph: str = "five_agents"
-    """Graphs of DP-GT: five_agents, five_agents_self_loops, or both directed graphs alike: directed_ring, exponential
-    (its rounds averaged), ring, complete, star; or a .npy file with the weights R and C, shape (2, n, n), entry (i, j)
-    that of j at i; or a FILE.csv with an edge a row for both, sender and receiver by the names of sites."""
+    """The two directed graphs of DP-GT, for states (weights R) and trackers (weights C). Two graphs: five_agents,
+    five_agents_self_loops, or a FILE.npy with R and C, shape (2, n, n), where entry (i, j) weighs j's message at i. One
+    graph for both: directed_ring, exponential (its rounds averaged), ring, complete, star, or a FILE.csv with a sender
+    and a receiver, by the names of sites, in each row."""
     baseline_graph: Literal["ring", "complete", "star", "isolated"] = "ring"
     """Graph of the other methods; isolated: each agent by itself."""
 
@@ -56,27 +57,29 @@ class Learning:
         "DP-GT", "noisy-states", "noisy-quantized-states", "ternary-states", "quantized-states", "noisy-outputs"
     ] = "DP-GT"
     """DP-GT is gradient tracking. The others are distributed SGD on an undirected graph with the noise and the steps of
-    the scheme, by the paper's reference numbers: noisy-states [46], noisy-quantized-states [47], ternary-states [41]
-    and quantized-states [42] (quantization the only privacy source), noisy-outputs [38]."""
+    the scheme: noisy-states [46], noisy-quantized-states [47], ternary-states [41] and quantized-states [42] (without
+    noise: quantization is the only source of privacy), noisy-outputs [38]. Brackets name references of the paper."""
     scheme: Literal["S1", "S2"] = "S1"
-    """S1: steps that fall and noise that grows as powers of K and k; S2: constant steps, noise that falls as p^K."""
+    """S1: step sizes fall as powers of K, and noise grows as a power of the iteration k. S2: step sizes are constant,
+    and noise falls as p^K."""
     iterations: int = 400
-    """K, which fixes steps and samples of the schemes."""
+    """Number K of iterations, from which a scheme takes its step sizes and its batch size."""
     state_mixing: float = traced(0.1)
-    """alpha_K; the scheme's by default."""
+    """Mixing step alpha_K of states; the scheme's by default."""
     tracker_mixing: float = traced(0.01)
-    """beta_K; the scheme's by default."""
+    """Mixing step beta_K of trackers; the scheme's by default."""
     step_size: float = traced(0.1)
-    """gamma_K; the scheme's by default."""
+    """Step size gamma_K; the scheme's by default."""
     batch_size: int = 32
-    """m_K, samples of each gradient; the scheme's by default. For digits it is 32, or all of an agent where all have as
-    many: no bound on Gaussian noise counts participations, and a mean over more samples moves less."""
+    """Number m_K of samples in each gradient; the scheme's by default. For digits it is 32, or all of an agent's where
+    all agents have equally many: with Gaussian noise no bound profits from sampling, and one sample moves a mean over
+    more samples less."""
     gradient_at: Literal["broadcast", "state"] = "broadcast"
-    """State at which gradients are taken: the broadcast one, which has a proven epsilon, or the agent's own, as
-    published, which has none."""
+    """State at which gradients are taken. broadcast: the noisy state that was sent, with a proven epsilon. state: the
+    agent's own, as published, without one."""
     clip_norm: float = traced(10.0)
-    """Bound on each sample's gradient, in L1 norm with Laplace noise, in L2 norm with Gaussian noise (1); C of the
-    paper is twice as much."""
+    """Bound on each sample's gradient, in the L1 norm with Laplace noise (default 10 for digits, else 20), in the L2
+    norm with Gaussian noise (default 1). The paper's C is twice as much."""
     assume_bounded: bool = False
     """Do not clip: clip_norm is only assumed to bound the gradients. Nothing is proven then."""
     ternary_threshold: float = traced(1.0)
@@ -100,17 +103,18 @@ class Noise:
     noise_base: float = traced(SCHEMES["S2"].noise)
     """Base of S2: agent i of n gets noise scales p^K with p this number plus 0.00005 i / n."""
     noise_gain: float | Literal["calibrated"] = traced(0.003)
-    """Factor on all noise scales; 1 is the paper's noise, at which a network learns nothing where edges weigh 1.
-    calibrated: the least that meets target_epsilon with the steps, the mixing, the graph and the schedule of each run.
-    A run without a budget shows convergence alone: where it learns, its epsilon protects nothing."""
+    """Factor on all noise scales; 1 is the paper's noise, with which nothing is learned if edges weigh 1. calibrated:
+    the least that meets target_epsilon with the steps, the mixing, the graph and the schedule of each run. A run
+    without a budget shows convergence only: if it learns, its epsilon is too large to protect anything."""
     distribution: Literal["laplace", "gaussian"] = "laplace"
     """laplace, the paper's, or gaussian, the default where digits have a budget. Gaussian noise has the scales as
     standard deviations, clipping in L2 norm, and a delta."""
     dp_delta: float = stated(1e-5)
     """Delta of the bound that counts a sample's participations, and of Gaussian noise."""
     target_epsilon: float = stated(INFINITY)
-    """Privacy budget of every agent (replace one sample), inf for none; in place of noise_gain. 8 for digits: Gaussian
-    noise leaves 58 % of accuracy of 92 (S1) and 70 of 81 (S2) there, and Laplace noise chance."""
+    """Privacy budget of every agent (one sample replaced), in place of noise_gain; inf for none. By default 8 for
+    digits, where Gaussian noise reaches 58 % accuracy (92 % without noise) with S1 and 70 % (81 %) with S2, and Laplace
+    noise that of chance."""
     bound: Literal["proven", "published"] = stated("proven")
     """Which bound holds the budget: proven (of DP-GT at dp_delta, of the others at delta 0 with Laplace noise), or
     published, the paper's own, which is reconstructed for the other methods."""
@@ -121,11 +125,11 @@ class Theory:
     """The theorems' conditions, and what they bound."""
 
     smoothness: float | Literal["estimated"] = stated("estimated")
-    """L; estimated: by a short probing run on training data, which no epsilon covers."""
+    """Smoothness constant L; estimated: by a short probing run on training data, which no epsilon covers."""
     gradient_dominance: float = stated(0.0)
     """mu of the Polyak-Lojasiewicz inequality, for the conditions of S2; 0 where it is not assumed."""
     strict: bool = unsaved(False)
-    """Refuse a run that breaks a condition of the theorems; otherwise it is told before the run."""
+    """Refuse a run that breaks a condition of the theorems; otherwise broken conditions are printed before the run."""
     train_samples: int = 1000
     """Training samples of each agent on which an evaluation measures the average model."""
 

@@ -1,4 +1,4 @@
-"""Pictures of experiments.dp_gradient_tracking besides accuracy: convergence, and what a run spends of privacy."""
+"""Pictures of experiments.dp_gradient_tracking besides accuracy: convergence, and the privacy that a run spends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .budgets import deltas, has_epsilon, proven, published
 from .options import STEPS, Configuration, scheme_steps
 
 _HORIZONS = 60  # maximum iteration numbers K at which the budget of a whole run is computed
-_MOST_LINES = 28  # that look different
+_MOST_LINES = 28  # lines that look different
 _PANELS = [
     Panel("gradient_norm_squared_average_model", "|grad F|² at the average model"),
     Panel("consensus_distance", "consensus distance"),
@@ -26,7 +26,7 @@ _PANELS = [
 
 
 def finish(finished: Finished) -> Sequence[Path]:
-    """Write conditions.json; draw what the theory bounds against iterations, and the budgets."""
+    """Write conditions.json; draw the quantities that the theory bounds against iterations, and the budgets."""
     folder = finished.run.path
     # Not in config.json: an estimated L has other last digits on another machine, which may resume the run.
     failures = finished.context.failures
@@ -41,8 +41,8 @@ def plot_budgets(run_dir: Path, configs: Mapping[str, Configuration]) -> list[Pa
 
     Epsilon belongs to the agent who has spent most. The last panel is the published budget against the maximum
     iteration number, which fixes steps and samples; where states are only quantized it is their delta against k + 1.
-    Gaussian noise, and runs with none, have no such curves: where nothing else runs there is no picture, nor is there
-    of more lines than can be told apart.
+    Runs with Gaussian noise, or with none, have no such curves. Without any curve, or with more lines than can be told
+    apart, there is no picture.
     """
     noisy = {name: config for name, config in configs.items() if has_epsilon(config)}
     without_noise = {name: config for name, config in configs.items() if not config.is_noisy}

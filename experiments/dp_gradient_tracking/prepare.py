@@ -35,7 +35,7 @@ class Context(NamedTuple):
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
-    """The cases of all cases; what cannot run is refused, with --strict a broken condition, too."""
+    """The cases of all rows; rows that cannot run are refused, with --strict also rows that break a condition."""
     for row in rows.values():
         row.config.agents.data(row.config.data)(row.seeds[0])  # refuses more agents than there are samples
         check_config(row.config)
@@ -61,7 +61,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     failures, lines = _conditions(rows)
     lines += [*_description(rows, sizes), *few([f"{name}: {_row(row.config)}" for name, row in rows.items()])]
     graphs = {(row.config.weights.graph, row.config.agents.nodes) for row in rows.values()}
-    # Other weights may come by the same name.
+    # A file of the same name may hold other weights at a resume.
     files = sorted(file for file in graphs if file[0].endswith((".npy", ".csv")))
     checksums = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in files]
     facts: dict[str, Any] = {"graph_crc32": checksums} if files else {}

@@ -1,6 +1,6 @@
 """The paper's figures as presets of experiments.dp_gradient_tracking.
 
-What the paper leaves open is settled the same way in all of them. C: per-sample gradients are clipped at L1 norm 20, so
+Choices that the paper leaves open are the same in all of them. C: per-sample gradients are clipped at L1 norm 20, so
 that C is 40. Noise: a two-hundredth of the paper's, at which nothing is learned where edges weigh 1 (fig2_full_noise
 shows it). Images are shrunk to 14x14 and the network is small, so that a figure takes minutes on two cores. Gradients
 are taken at the broadcast state, where an epsilon is proven; where methods are compared as published, at the

@@ -1,9 +1,9 @@
 """Costs of a round under two readings of the paper, and section III of the paper with corrected arithmetic.
 
-counted: what the program does, and what goes down. DZOFL runs two passes forward over a batch for each direction,
-FedAvg one forward and one backward; all counts are of the batch.
-published: what the paper charges. One pass forward, and for FedAvg one backward; of the batch the activations alone, of
-one sample all else. No seconds for FedAvg's computing and for the way down.
+counted: the costs of the program, the way down included. DZOFL runs two forward passes over a batch for each direction,
+FedAvg one forward and one backward pass. All counts are of the batch.
+published: the costs that the paper charges. They have one forward pass, and for FedAvg one backward pass. Activations
+count for the batch, all else for one sample. FedAvg's computing and the way down take no time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .options import DZOFL, FED_AVG, Configuration
 
 READINGS = ("counted", "published")
 _D, _M, _T, _FIRST_ORDER_T = 4e5, 16, 10_000, 100  # section III: parameters, bits, rounds of DZOFL and of FedAvg
-_MOST_TOLD = 24  # rows of a table on the screen
+_MOST_TOLD = 24  # most rows of a table on the screen
 _RATE, _SLOT, _PASS = 10e6, 0.125e-3, 16e6 / 4e9  # its bits a second, slot and seconds of a pass
 
 
@@ -78,7 +78,7 @@ def round_costs(config: Configuration, entry: Mapping[str, Any]) -> dict[str, Ro
 
 
 def write_costs(finished: Finished) -> None:
-    """costs.csv, and a table: bits, seconds and joules of a round and of the run, in both readings."""
+    """Write costs.csv and print a table: bits, seconds and joules of a round and of the run, in both readings."""
     rows, texts = [], []
     for name, row in finished.rows.items():
         entry = finished.summary["cases"][name]
@@ -94,7 +94,7 @@ def write_costs(finished: Finished) -> None:
 
 
 def write_section3(finished: Finished) -> Sequence[Path]:
-    """section3.csv, and a table: the paper's example, its arithmetic put right, and what this run counts."""
+    """Write section3.csv and print a table: the paper's example, as published, corrected, and counted by this run."""
     write_costs(finished)
     here = {
         row.config.learning.method: round_costs(row.config, finished.summary["cases"][name])

@@ -44,26 +44,26 @@ class Learning:
     rounds: int = 1500
     """Rounds K."""
     batch_size: int = 10
-    """Samples of a device in a round."""
+    """Number of samples that a device takes in a round."""
     step_size: float = traced(5.0)
     """alpha_0 of DZOFL's step sizes alpha_0 (1 + k)^-u1."""
     step_exponent: float = 0.26
-    """u1; refused where the paper's conditions on u1 and u2 do not hold."""
+    """Exponent u1; refused where the paper's conditions on u1 and u2 do not hold."""
     smoothing: float = traced(1.0)
-    """gamma_0 of gamma_0 (1 + k)^-u2, how far the model is moved to both sides (L2)."""
+    """gamma_0 of gamma_0 (1 + k)^-u2, the L2 distance by which a probe moves the model to both sides."""
     smoothing_exponent: float = 0.26
-    """u2."""
+    """Exponent u2."""
     num_directions: int = 1
-    """Directions of a round: each takes two passes and sends one number."""
+    """Number of random directions in a round. Each takes two forward passes and sends one number."""
     direction: Literal["rademacher", "gaussian"] = "rademacher"
-    """Entries of a direction: two values, as in the paper, or normal ones."""
+    """Distribution of a direction's entries: rademacher (two values, as in the paper) or gaussian."""
     sgd_step_size: float = traced(0.1)
     """Step size of FedAvg."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Channel:
-    """The links from devices to the server, and how what is sent is rounded. The way down loses nothing."""
+    """Links from devices to the server, and the rounding of what is sent. Messages of the server are not lost."""
 
     COUNTS: ClassVar = (
         QUANTIZER.counts,
@@ -77,29 +77,29 @@ class Channel:
     """Quantizer of each number that is sent: none (32 bits), a small float, or a grid; all round at random, without
     bias. With FedAvg the way down has 32 bits in any case."""
     quantizer_bits: int = 8
-    """Bits of dithered."""
+    """Bits of a number with --quantizer dithered."""
     quantizer_limit: float = traced(1.0)
-    """Largest number of dithered; what lies beyond is counted."""
+    """Largest number that --quantizer dithered sends; larger ones are cut off there, and counted."""
     links: Literal["perfect", "given", "wireless"] = "wireless"
-    """perfect: nothing is lost. given: a message arrives with probability success. wireless: with that of the device's
-    distance, rate and power (uplink_bits_per_second, transmit_dbm)."""
+    """perfect: nothing is lost. given: a message arrives with probability success. wireless: it arrives with a
+    probability that follows from the device's distance, rate and power (uplink_bits_per_second, transmit_dbm)."""
     success: float = traced(0.8)
-    """Probability that a message arrives."""
+    """Probability that a message arrives, with --links given."""
     lost: Literal["resend", "drop"] = "resend"
     """Treatment of a lost message by FedAvg: send it again until it arrives, at the cost of airtime, or do without.
     DZOFL does without."""
     radius_m: float = traced(500.0)
-    """Radius of the disc with the server in its middle, over which devices are spread uniformly."""
+    """Radius, in meters, of the disc over which devices are spread uniformly; the server is in its middle."""
     placement_seed: int = 0
     """Seed of the devices' places, the same in all runs."""
     bandwidth_hz: float = traced(2e6)
-    """Bandwidth of each device."""
+    """Bandwidth of each device, in Hz."""
     noise_dbm_per_hz: float = traced(-173.0)
-    """Thermal noise."""
+    """Density of thermal noise, in dBm per Hz."""
     path_loss_db: float = traced(128.1)
-    """At 1 km; the paper gives no law of path loss."""
+    """Path loss at 1 km, in dB. The paper gives no law of path loss; the default is 3GPP's for a large cell."""
     path_loss_exponent: float = traced(3.76)
-    """Power of distance with which a signal weakens."""
+    """Exponent of the distance with which a signal weakens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ class RadioCosts(Costs):
     decide what arrives."""
 
     uplink_bits_per_second: float = traced(10e6)
-    """Rate R from each device."""
+    """Bits per second (R) that each device sends."""
     transmit_dbm: float = traced(23.0)
     """Power while a device sends, in dBm."""
 
@@ -181,7 +181,8 @@ class Configuration:
         )
 
     def ledger(self) -> channel.Ledger:
-        """Ledger of a round's costs; sent again, a message is on the air 1 / p times as long in the mean."""
+        """Ledger of a round's costs. A message that is sent again until it arrives is on the air 1 / p times as long on
+        average."""
         book = self.costs.ledger(self.network.work(self.data), self.learning.batch_size)
         if not self.resends:
             return book

@@ -35,7 +35,7 @@ def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> 
     write_costs(finished)
     folder, cases = finished.run.path, finished.summary["cases"]
     sent = {name: cases[name]["costs"]["bits_sent"]["mean"] for name in finished.rows if cases[name]["rounds"]}
-    names = [name for name, bits in sent.items() if bits]  # what sends nothing has no place beside those
+    names = [name for name, bits in sent.items() if bits]  # a case that sends nothing has no place on an axis of bits
     if not names or len(names) > _MOST_LINES:
         return []
     lines = read_lines(folder)
@@ -53,7 +53,7 @@ def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> 
 
 
 def _plot_bits(finished: Finished, names: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Path:
-    """Accuracy against the bits that all devices have sent: what the paper is about."""
+    """Accuracy against the bits that all devices have sent, the subject of the paper."""
     folder, handles = finished.run.path, {}
     figure = new_figure(7.2, 4.4, run_title(folder / "config.json"))
     axes = figure.add_subplot()

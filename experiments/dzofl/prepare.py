@@ -16,7 +16,7 @@ from .options import ALONE, FED_AVG, Configuration, check_config
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
-    """The cases of all cases; what cannot run is refused before any work."""
+    """The cases of all rows; rows that cannot run are refused before any work."""
     for row in rows.values():
         row.config.clients.data(row.config.data)(row.seeds[0])  # refuses more devices than there are samples
         check_config(row.config)
@@ -53,5 +53,5 @@ def _links(rows: Mapping[str, Row]) -> list[str]:
             spread = f"{success.min():.3f} to {success.max():.3f}, mean {success.mean():.3f}"
             text = f"{config.learning.method}: a message arrives with probability {spread}, or is {then}"
             is_biased = config.learning.method != FED_AVG and success.min() < success.max()
-            lines[text + ("; the sum over devices is biased towards near ones" if is_biased else "")] = None
+            lines[text + ("; the sum over devices is biased towards those near the server" if is_biased else "")] = None
     return list(lines)

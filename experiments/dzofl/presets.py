@@ -18,7 +18,7 @@ _COST = "about 8 minutes on two cores that six processes shared; one seed"
 
 
 def rounds(options: Mapping[str, Any], names: Collection[str]) -> int:
-    """After which accuracy rises no more, on digits and on Fashion-MNIST's shirts."""
+    """Rounds after which accuracy no longer rises, on digits and on Fashion-MNIST's shirts."""
     del names
     of_method = (60, 16) if options["dataset"] == "fashion_mnist" else (2000, 200)
     return of_method[options["method"] != DZOFL]
@@ -34,7 +34,7 @@ PRESETS: dict[str, Preset] = {
         *(_COST, {"dataset": "fashion_mnist"}, _METHODS, functools.partial(finish, costs=("seconds",))),
     ),
     "section3": Preset(
-        "bits and seconds of section III: the paper's example, its arithmetic put right, what two rounds count",
+        "bits and seconds of section III: the paper's example, the same corrected, and the counts of two rounds",
         "about a minute on two busy cores",
         {"dataset": "fashion_mnist", "links": "perfect", "num_test": 200, "rounds": 2},
         *(_METHODS, write_section3),

@@ -27,9 +27,9 @@ class ClassCost(NamedTuple):
 
     label: str
     clients: int  # how many
-    capacity: float  # memory of its training, as a share of a strong client's
-    params: int  # that it trains
-    activations: int  # that it keeps for that
+    capacity: float  # memory of a client's training, as a share of a strong client's
+    params: int  # parameters that it trains
+    activations: int  # activations that it keeps for this
     seconds: RoundSeconds  # of a round
 
 
@@ -37,7 +37,7 @@ def class_costs(config: Configuration, problem: Problem) -> list[ClassCost]:
     """Costs of a strong, a moderate and a weak client.
 
     Capacity is EmbracingFL's (2 p_w + 2 a_w) / (2 p + 2 a). Activations are those of a batch for resnets, of one sample
-    for the other models: so the paper counts them. Where a client's first block is not followed by its own blocks
+    for the other models, as the paper counts them. Where a client's first block is not followed by its own blocks
     alone (first_half, random_blocks), those behind it are differentiated, too, and their activations count.
     """
     network, steps = config.network, config.steps
@@ -94,7 +94,7 @@ def described(costs: Sequence[ClassCost]) -> dict[str, Any]:
 
 
 def cost_lines(name: str, config: Configuration, costs: Sequence[ClassCost]) -> list[str]:
-    """A case's clients and what they cost, for people."""
+    """Lines for the screen about a case's clients and their costs."""
     each = f" ({' + '.join(map(str, config.num_active))})" if isinstance(config.num_active, tuple) else ""
     active = f"{config.participation.num_active} of {sum(config.counts)}{each} active a round"
     present = [row for row in costs if row.clients]

@@ -50,7 +50,7 @@ def problem_of(dataset: Dataset, model: str) -> Problem:
     """
     is_text = dataset.train_inputs.dtype.kind == "i"
     if (model == "bilstm") != is_text or (model == "bilstm" and dataset.num_classes != 2):
-        requirement = "must read what the data set holds: bilstm reviews of two kinds, all others images"
+        requirement = "must fit the data set: bilstm reads reviews with two labels, all others images"
         raise ArgumentError("model", requirement, f"got {model} for {dataset.name}", "Choose another one.")
     takes_any = is_text or (model == "mlp" and dataset.train_inputs.ndim == 2)
     return Problem(dataset.train_inputs.shape[1:] if takes_any else image_shape(dataset), dataset.num_classes)
@@ -106,20 +106,20 @@ class Network:
     channels: tuple[int, ...] = (32, 64)
     """Channels of the convolutions of femnist_cnn."""
     hidden: tuple[int, ...] = (64, 32)
-    """Units of the hidden layers of mlp, of the one of femnist_cnn."""
+    """Units of the hidden layers of mlp, or of the single one of femnist_cnn."""
     embedding_features: int = 256
-    """Numbers that stand for a word in bilstm."""
+    """Size of a word's embedding in bilstm."""
     units: int = 256
     """Size of each direction's state in bilstm."""
     dropout: float = 0.3
     """Rate of the two dropouts of bilstm."""
     node_loop: str = "auto"
     """Loop over clients that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto:
-    map for convolutions on a CPU, else vmap. devices:map and the like share them out over devices. On a CPU clients of
-    several classes under uniform sampling run one after the other whatever it says."""
+    map for convolutions on a CPU, else vmap. devices:vmap, devices:map and devices:chunk:k share clients out over
+    devices. On a CPU, clients of several classes under uniform sampling always run one after the other."""
     compute_dtype: Literal["float32", "bfloat16"] = since("float32", {"float32": UNSAID})
-    """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
-    Parameters, gradients, losses and statistics of normalizations stay float32."""
+    """Number format in which layers compute. bfloat16 rounds their parameters and inputs, which is faster on hardware
+    that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32."""
 
     def build(self, problem: Problem, form: Form = FULL) -> Model:
         """The model in one form; the same object in every call."""

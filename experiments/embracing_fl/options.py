@@ -40,16 +40,17 @@ class Partition:
     CUT: ClassVar = WRITERS
     COUNTS: ClassVar = (WRITERS.counts,)
     nodes: int = 128
-    """Clients over which the data are partitioned. Those beyond the counts take no part."""
+    """Clients over which the data are partitioned. Those beyond the strong, moderate and weak ones take no part."""
     partition: Literal["dirichlet", "iid", "writers", "quantity", "classes", "sites"] = "dirichlet"
-    """dirichlet (by label), iid, writers, quantity (sizes differ, labels do not), classes (as many at each client), or
-    sites: a client for each site of the data set."""
+    """dirichlet (shares of labels differ), iid (at random), writers (each client has the samples of whole writers),
+    quantity (sizes differ, shares of labels do not), classes (classes_per_node at each client), or sites (a client for
+    each site)."""
     alpha: float = 0.1
-    """Concentration of the dirichlet and quantity partitions."""
+    """Concentration of the dirichlet and quantity partitions: the smaller, the more clients differ."""
     classes_per_node: int = 2
-    """Classes a client of the classes partition."""
+    """Classes of each client in the classes partition."""
     writers_per_node: int = 2
-    """Writers a client of the writers partition."""
+    """Writers of each client in the writers partition."""
 
     def data(self, data: Images, count: int, seeds: tuple[int, ...]) -> Callable[[int], FederatedData]:
         """Seed -> the training data of the first clients; the same function in every call."""
@@ -58,7 +59,7 @@ class Partition:
 
 @functools.lru_cache(maxsize=64)
 def _participants(data: Images, partition: Partition, count: int, seeds: tuple[int, ...]):
-    """Index tables are as long as the largest client of any seed needs, so that all seeds run the same program."""
+    """The function of `Partition.data`. Index tables are as long for all seeds, so that these run the same program."""
     whole = cut(data, partition)
     try:
         longest = max(int(whole(seed).sizes[:count].max()) for seed in seeds)
@@ -78,25 +79,26 @@ def _participants(data: Images, partition: Partition, count: int, seeds: tuple[i
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """Who takes part."""
+    """Clients that take part."""
 
     case: int | None = stated(9)
-    """Case 1 to 10 of Table 3, shares of strong, moderate and weak clients; None where clients are counted."""
+    """Case 1 to 10 of the paper's Table 3: shares of strong, moderate and weak clients. None where these are counted by
+    the next three options."""
     strong: int = 0
-    """Strong clients, in place of a case."""
+    """Number of strong clients, which train the whole model; in place of a case."""
     moderate: int = 0
-    """Moderate clients, in place of a case."""
+    """Number of moderate clients, which train a part of the model; in place of a case."""
     weak: int = 0
-    """Weak clients, in place of a case."""
+    """Number of weak clients, which train a smaller part; in place of a case."""
     participation_rate: float | None = stated(0.25)
-    """Share of the clients that is active in a round; None where their number is given."""
+    """Share of the clients that take part in a round; None where num_active gives their number."""
     num_active: int = 0
-    """Active clients in a round, in place of the rate."""
+    """Number of clients that take part in a round, in place of the rate."""
     sampling: Literal["uniform", "stratified"] = "uniform"
-    """uniform: active clients are drawn among all, one trains after the other. stratified: as many of each class as its
-    share, drawn within the class."""
+    """uniform: active clients are drawn among all, and one trains after the other. stratified: they are drawn within
+    each class (strong, moderate, weak), in proportion to its size."""
     weighting: Literal["uniform", "data"] = "uniform"
-    """Weights of the mean over clients: all alike, or by their samples."""
+    """Weights of the mean over clients: uniform (all alike) or data (by their numbers of samples)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,21 +130,22 @@ class Learning:
     cut_weak: str = "dense_3"
     """First block that a weak client trains."""
     frozen_words: int = 0
-    """Words that a weak client of embracing reads first, in each direction, without gradient, with bilstm."""
+    """Number of first words, in each direction of bilstm, that a weak client of embracing reads without gradient."""
     frozen_batch_norm: Literal["running", "batch"] = "running"
-    """Statistics with which blocks in front of those that a client of embracing trains run; with static ones: batch."""
+    """Statistics of batch normalization in the blocks that a client of embracing does not train: running, or those of
+    the batch, which --batch-norm static needs."""
     width_moderate: float = 0.45
     """Share of every layer's channels that a moderate client of width_reduction and ordered_dropout has."""
     width_weak: float = 0.2
-    """Share that a weak client has."""
+    """Share of every layer's channels that a weak client of these methods has."""
     without_scaler: bool = False
     """Leave out HeteroFL's scaler, with which clients of width_reduction divide hidden activations by their width."""
     classifier: bool = False
     """In first_half train the last block, too, as InclusiveFL does."""
     batch_norm: Literal["global", "static"] = "global"
-    """Batch normalization of resnets. global: running statistics, averaged like parameters. static: none are tracked;
-    they are measured on training samples before an evaluation. By default static for narrow clients, and global for
-    others."""
+    """Batch normalization of resnets. global: running statistics, averaged like parameters. static: statistics are not
+    tracked, but measured on training samples before an evaluation. By default static for narrow clients, and global
+    for others."""
     calibration_samples: int = 500
     """Training samples on which static statistics are measured."""
     target_accuracy: float | None = stated(None)

@@ -36,13 +36,13 @@ class DeviceProfile(NamedTuple):
     """A device and its link, each number positive. Defaults: `ONEPLUS_9_PRO`; a test solves for the first five."""
 
     forward_flops_per_second: float = 1.2621366e9  # 2.0954 s
-    # At the forward pass's rate the backward pass's operations take 4 of 419.6438 s. The rest is put down to what it
-    # holds: only so do the two methods' backward passes come in the order of Table 8.
+    # At the forward pass's rate the backward pass's operations take 4 of 419.6438 s. The rest is attributed to the
+    # numbers in memory: only this puts the two methods' backward passes into the order of Table 8.
     backward_flops_per_second: float = 1.2621366e9
     backward_bytes_per_second: float = 139_027.0  # of parameters, activations and their gradients
     io_bytes_per_second: float = 52_428_800.0  # of activations written and read: 0.6784 s for one cut, 1.3168 s for two
     io_seconds: float = 0.5984  # of each cut, whatever its size
-    downlink_bits_per_second: float = 100e6  # assumed, as the next: the paper gives none
+    downlink_bits_per_second: float = 100e6  # assumed, like the next number: the paper gives none
     uplink_bits_per_second: float = 20e6
     latency_seconds: float = 0.015  # of one transfer; section 4.4: 10 to 20 ms on edge devices
     memory_bytes: float = 8e9  # the phone is sold with 8 or 12 GB
@@ -74,7 +74,7 @@ def partial_work(layers: Mapping[str, Counts], cuts: tuple[str, ...] = ()) -> Cl
     Args:
         layers: counts of the whole model, from `jaxfl.channel.count`; for width reduction those of the narrow one.
         cuts: names of layers with parameters, input side first, before each of which the multi-step forward pass stores
-            activations; the client trains from the last one on. Empty where it trains all that it runs, as in FedAvg.
+            activations; the client trains from the last one on. Empty where it trains every layer, as in FedAvg.
 
     Raises:
         ArgumentError: cuts out of order, or without a layer with parameters behind the first.

@@ -38,7 +38,7 @@ _BARS = "bars: standard deviation over seeds"
 def plot_curves(results: Sequence[Result], path: Path, x: str = "rounds") -> Path:
     """Test accuracy against rounds or a cost, a panel for each comparison, a line for each method: figure 4.
 
-    FedAvg has no clients but the strong ones, and is in all panels with as many.
+    FedAvg trains strong clients alone, and stands in all panels with equally many of them.
     """
     rivals = [result for result in results if result.method != "fed_avg"] or list(results)
     keys = list(grouped(rivals))
@@ -65,7 +65,7 @@ def plot_curves(results: Sequence[Result], path: Path, x: str = "rounds") -> Pat
 
 
 def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
-    """Accuracy, and by how much EmbracingFL is ahead of width reduction, case by case; strong clients grow fewer.
+    """Accuracy, and EmbracingFL's lead over width reduction, for each case, with fewer and fewer strong clients.
 
     Lines join cases with the same kinds of clients. None where no case has both methods.
     """
@@ -109,7 +109,7 @@ def plot_gaps(results: Sequence[Result], path: Path) -> Path | None:
 
 
 def plot_added(results: Sequence[Result], path: Path) -> Path | None:
-    """Accuracy against the share of weak clients added to strong ones, and what they gain; None without such runs."""
+    """Accuracy, and its gain, against the share of weak clients added to strong ones; None without such runs."""
     runs = sorted(added_clients(results), key=lambda result: result.counts)
     if not runs:
         return None
@@ -136,7 +136,7 @@ def plot_added(results: Sequence[Result], path: Path) -> Path | None:
 
 
 def _two_axes(label: str, x_label: str) -> tuple[Figure, list[Axes]]:
-    """A picture of accuracies, and beside them of what `label` says."""
+    """A picture with axes for accuracies, and beside them axes for the quantity that `label` names."""
     figure = new_figure(12.0, 4.9)
     left, right = (figure.add_subplot(1, 2, number) for number in (1, 2))
     right.axhline(0.0, color="0.4", linewidth=1.0)

@@ -25,11 +25,11 @@ from .pictures import plot_added, plot_curves, plot_gaps
 from .results import COMPARED, read_results
 from .tables import markdown
 
-MOST_TOLD = 14  # cases of a grid that are told one by one
+MOST_TOLD = 14  # most cases of a grid that are described one by one
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
-    """The cases of all cases, and what their clients cost.
+    """The cases of all rows, and the costs of their clients.
 
     Raises:
         ArgumentError: the case cannot run.
@@ -43,11 +43,11 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         lines += cost_lines(name, row.config, costs[name])
     lines += [f"... and {len(rows) - MOST_TOLD} more"] if len(rows) > MOST_TOLD else []
     first = next(iter(cases.values()))
-    return Prepared(cases, lines, {"node_loop": first.task.node_loop}, costs)  # auto's, which decides last bits
+    return Prepared(cases, lines, {"node_loop": first.task.node_loop}, costs)  # auto's choice decides last bits
 
 
 def cases_of_clients(rows: Mapping[str, Row], algorithm: Callable[[Any], Algorithm]) -> dict[str, Case]:
-    """Cases to train, of configurations that say their own counts of clients and measures.
+    """Cases to train, from configurations with `counts` of clients and `measures`.
 
     Raises:
         ArgumentError: the algorithm refuses the case.
@@ -73,7 +73,7 @@ def finish(finished: Finished) -> Sequence[Path]:
             entry["target_accuracy"] = target
             entry["rounds_to_target"] = spread(rounds_to_target(lines, row.seeds, target))
     if {name for row in finished.rows.values() for name in row.settings} - {*COMPARED}:
-        return []  # of a sweep
+        return []  # a sweep has no such pictures
     plots = finished.run.path / "plots"
     plots.mkdir(exist_ok=True)
     x = next(iter(finished.rows.values())).config.run.x
@@ -104,7 +104,7 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
 
 
 def run_or_report(request: Request) -> int:
-    """Train, or what --show and --collect ask for; returns the exit code."""
+    """Train, or print what --show and --collect request; returns the exit code."""
     report, batch_size = request.config.report, request.config.steps.batch_size
     if report.collect:
         _collect(report.collect, request.config.run.out)

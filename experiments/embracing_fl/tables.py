@@ -66,7 +66,7 @@ def _cases(results: Sequence[Result]) -> str:
 def added_clients(results: Sequence[Result]) -> list[Result]:
     """Comparisons of some strong clients with more and more weak ones, as in Table 2: no cases, both methods.
 
-    Those with fewer clients than hold data, and of the same strong clients the one with all.
+    These have fewer clients than hold data, or all clients beside equally many strong ones.
     """
     candidates = [r for r in usual(results) if r.case is None and not r.counts[1] and r.method in BOTH]
     strong = {result.counts[0] for result in candidates if not result.has_all}

@@ -4,7 +4,7 @@
     python -m experiments.privsgp_vr --dataset mnist --data-dir DIR               # 50 nodes, 784-32-10, batch 1 and 32
     python -m experiments.privsgp_vr --preset fig9 --data-dir DIR                 # a figure of the paper
     python -m experiments.privsgp_vr --grid step_size=0.05,0.1,0.2 --seeds 0 1    # a sweep in one compiled program
-    python -m experiments.privsgp_vr --noise-std 0.3 --seeds 0 1 2                # the same noise, not epsilon
+    python -m experiments.privsgp_vr --noise-std 0.3 --seeds 0 1 2                # a given noise, without a budget
 
 Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
 Bounds", IJCAI 2024, arXiv:2405.02638.

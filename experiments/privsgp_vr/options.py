@@ -54,17 +54,16 @@ GRAPHS = Choice(
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Who hears whom."""
+    """Graph of the network: which node hears which."""
 
     COUNTS: ClassVar = (GRAPHS.counts,)
     graph: str = "exponential"
     """exponential, directed_ring, ring, complete, star, random (a random strongly connected digraph), isolated (each
-    node by itself), or a FILE.csv with an edge a row, sender and receiver by the names of sites; or a FILE.npy with a
-    column-stochastic mixing matrix
-    of shape (n, n), or (period, n, n) for a time-varying graph; entry (i, j) is the share of j's value that i receives.
-    DP2-SGD and A(DP)2SGD need an undirected one."""
+    node by itself), or a file. A FILE.csv has a sender and a receiver, by the names of sites, in each row. A FILE.npy
+    has a column-stochastic mixing matrix of shape (n, n), or (period, n, n) for a time-varying graph; entry (i, j) is
+    the share of j's value that i receives. DP2-SGD and A(DP)2SGD need an undirected graph."""
     edge_probability: float = 0.2
-    """Edge probability of the random graph."""
+    """Probability of each edge of the random graph."""
 
     def build(self, num_nodes: int) -> graphs.Graph:
         """The graph over this many nodes."""
@@ -81,7 +80,7 @@ class Method(NamedTuple):
 
     accountant: privacy.Accountant
     algorithm: Callable[..., Algorithm]
-    needs_noise: bool = False  # be it 0
+    needs_noise: bool = False  # even if its scale is 0
 
 
 METHODS = {
@@ -120,29 +119,33 @@ class Learning:
         {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
     )
     method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD"] = "PrivSGP-VR"
-    """Learning method."""
+    """Learning method; docs/privsgp_vr.md."""
     iterations: int | Literal["auto"] = 400
     """Iterations K. auto takes the K that equation (12) of the paper calls optimal for target_epsilon, from constants
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
     network's real constants that K is often far too small to train."""
     step_size: float | Literal["theory", "auto"] = traced(0.2)
-    """Step size gamma; theory = sqrt(n / K); auto: by the noise, the default with --target-epsilon. Without it 0.5
-    times the batch size to the power 0.6, tuned without noise. Digits: 0.2, tuned with the noise of epsilon 8."""
+    """Step size gamma. theory: sqrt(n / K). auto: the more noise, the smaller. Default: 0.2 for digits, tuned at
+    epsilon 8; else auto with --target-epsilon, and without it 0.5 times the batch size to the power 0.6, tuned
+    without noise."""
     batch_size: int = 40
-    """Expected samples a node and iteration, or table entries with a per_batch table (digits: 0.45 of a node's)."""
+    """Expected number of samples (of table entries with a per_batch table) that a node takes in an iteration. Default:
+    646 / nodes, which is 0.45 of a node's samples of digits."""
     sampler: Literal["poisson", "fixed", "uniform"] = "poisson"
-    """poisson, fixed (without replacement) or uniform (with replacement)."""
+    """How a batch is drawn: poisson (each sample independently), fixed (without replacement) or uniform (with
+    replacement)."""
     clip_norm: float | None = traced(2.0)
     """Bound on each sample's gradient in the L2 norm; None leaves gradients as they are."""
     table: Literal["dense", "factored", "per_batch"] = "factored"
-    """Form in which PrivSGP-VR keeps its gradients; with per_batch all methods draw entries."""
+    """Form in which PrivSGP-VR keeps gradients: dense (of each sample), factored (the same in factors, smaller) or
+    per_batch (of each entry of entry_size samples). With per_batch all methods draw entries."""
     entry_size: int | None = None
     """Samples of one entry of a per_batch table, which needs it."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Number format of PrivSGP-VR's gradient table."""
     refresh_every: int | Literal["auto", "never"] = since("auto", {"auto": 1000})
-    """Rounds between exact recomputations of the table's mean. never carries what rounding takes from it. auto is 1000
-    on a CPU and never on accelerators, which would wait for their host in every round."""
+    """Rounds between exact recomputations of the table's mean. never: the mean's rounding error is kept and added back
+    instead. auto: 1000 on a CPU, and never on accelerators, which would wait for their host in every round."""
     max_delay: int = 16
     """Largest delay of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 
@@ -194,7 +197,7 @@ class Budget:
     noise_std: float | Literal["calibrated"] = traced("calibrated")
     """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon."""
     noise: Literal["gaussian", "grid_gaussian"] = "gaussian"
-    """gaussian: in float32, whose released numbers tell neighboring states apart (docs/finite_precision.md);
+    """gaussian: noise in float32, whose rounding can tell neighboring states apart (docs/finite_precision.md).
     grid_gaussian: gradient and noise are rounded to a grid, and the budget pays for it."""
     grid_bits: int = 12
     """The step of the grid is noise_std 2^-grid_bits; 8 to 16."""
@@ -202,24 +205,24 @@ class Budget:
     """Privacy budget of every node, inf for none. With a number for noise_std the run stops when it is spent."""
     node_epsilons: tuple[float, ...] | str = stated(())
     """Personalized privacy, in place of target_epsilon: a budget for each node, or a FILE.csv with a site's name and
-    its budget a row (docs/own_data.md). Budgets are public, and the noise of the smallest reaches every node."""
+    its budget in each row (docs/own_data.md). Budgets are public, and the noise of the smallest reaches every node."""
     node_noise: tuple[float, ...] = ()
-    """Standard deviation of each node's noise, in place of noise_std. By default the least that meets each node's
-    budget, where each has its own."""
+    """Standard deviation of each node's noise, in place of noise_std. With node_epsilons, by default the least that
+    meets each node's budget."""
     dp_delta: float = stated(1e-5)
     """Delta of every epsilon."""
     bound: Literal["proven", "published"] = stated("proven")
     """Which bound holds the budget: proven, or published, which is each paper's own formula, reconstructed for DP2-SGD
     and A(DP)2SGD."""
     neighboring_relation: Literal["zero_out", "add_or_remove_one", "replace_one", "as_published"] = stated("zero_out")
-    """Relation between two data sets that the budget must hide from each other, for all methods alike: zero_out (a
-    sample's gradient counts as 0), replace_one, or add_or_remove_one, which is refused: what a node's number of samples
-    tells is public here. as_published: the relation of each method's own formula, the default with --bound
+    """Neighboring relation: which two data sets must not be told apart, for all methods alike. zero_out: a sample's
+    gradient counts as 0. replace_one: another sample stands in its place. add_or_remove_one: refused, since a node's
+    number of samples is public here. as_published: that of each method's own formula, the default with --bound
     published."""
     c2: float = stated(C2_OF_THE_PAPER)
     """Constant of equations (11) and (12), which the paper does not give."""
     gradient_bound: float | None = stated(None)
-    """Without clipping: the bound G on per-sample gradients that the paper assumes; for the published epsilon only."""
+    """Without clipping: bound G on each sample's gradient, which the paper assumes; for the published epsilon only."""
 
     @property
     def limits(self) -> tuple[float, ...]:

@@ -30,12 +30,12 @@ from .options import METHODS, Configuration, check_config
 from .spending import privacy_of, rounds_allowed, settled, with_budgets
 
 NUM_PROBES, PROBE_STEP_SIZE = 20, 0.1  # of the probing run of `--iterations auto`
-# Option that gets its number here -> a number that passes all checks, in place of the word that stands for it.
+# Option that may hold a word (auto, calibrated) -> a number that passes all checks, until its own is known.
 _OPEN = {"iterations": 1, "step_size": 1.0, "noise_std": 0.0}
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
-    """The cases of all cases; what cannot run is refused before noise is calibrated."""
+    """The cases of all rows; rows that cannot run are refused before noise is calibrated."""
     of_file = [name for name, row in rows.items() if isinstance(row.config.budget.node_epsilons, str)]
     rows = {name: row._replace(config=with_budgets(row.config)) for name, row in rows.items()}
     sizes = {name: _sizes(row) for name, row in rows.items()}
@@ -58,19 +58,19 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
 
     cases = cases_of(ready, Configuration.algorithm, of_row)
     configs = [row.config for row in ready.values()]
-    # Other budgets may come by the same name of a file.
+    # A file of the same name may hold other budgets at a resume.
     facts: dict[str, Any] = {"budgets": {name: rows[name].config.budget.node_epsilons for name in of_file}}
     facts = {**(facts if of_file else {}), "settled": {name: _facts(row.config) for name, row in ready.items()}}
     of_files = [config for config in configs if config.topology.graph.endswith((".npy", ".csv"))]
     files = {config.topology: config.clients.nodes for config in of_files}
-    if files:  # another matrix may come by the same name
+    if files:  # a file of the same name may hold another matrix at a resume
         matrices = [topology.build(nodes).mixing_matrices.tobytes() for topology, nodes in files.items()]
         facts["graph_crc32"] = [zlib.crc32(matrix) for matrix in matrices]
     return Prepared(cases, [*_description(ready), *_table(configs)], facts)
 
 
 def _facts(config: Configuration) -> dict[str, Any]:
-    """Facts of a settled row for config.json: the theorem of a table, first to be refused by a resume, and numbers."""
+    """Facts of a settled row for config.json: the theorem of a table, which a resume compares first, and numbers."""
     is_amplified = config.learning.has_table and config.learning.sampler == "poisson"
     theorem = {"table_theorem": THEOREM} if is_amplified else {}
     return {**theorem, **{key: flat(config)[key] for key in _OPEN}}
@@ -92,7 +92,7 @@ def _sizes(row: Row) -> list[int]:
 
 def _refuse_impossible(rows: Mapping[str, Row]) -> None:
     """Refuse cases and seeds that cannot run before noise is calibrated; computes and writes nothing."""
-    trial = {}  # with numbers for what is not known yet, which decides nothing of what is checked here
+    trial = {}  # with numbers for options that are not known yet; the checks here do not depend on these
     for name, row in rows.items():
         values = flat(row.config)
         numbers = {key: number for key, number in _OPEN.items() if isinstance(values[key], str)}
@@ -104,7 +104,7 @@ def _refuse_impossible(rows: Mapping[str, Row]) -> None:
         for seed in rows[name].seeds:
             data = data_of(seed)
             counts = build, tuple(np.asarray(data.sizes).tolist())
-            if counts not in done:  # what an algorithm needs of the data is in their sizes
+            if counts not in done:  # an algorithm's checks depend on the sizes of the data alone
                 done.add(counts)
                 state = check_start(algorithm, jax.random.key(seed), data)
                 require_fits("hidden" if config.network.model == "mlp" else "model", num_bytes(state), {})
@@ -129,7 +129,7 @@ def _constants(config: Configuration) -> ProblemConstants:
 
 
 def _description(rows: Mapping[str, Row]) -> list[str]:
-    """Describe the run: what all cases share, and one row per case."""
+    """Describe the run: the numbers that all cases share, and one row per case."""
     first: Configuration = next(iter(rows.values())).config
     dataset, task = first.data.load(), first.task()
     flats = [flat(row.config) for row in rows.values()]

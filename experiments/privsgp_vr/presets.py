@@ -1,6 +1,6 @@
 """The paper's figures as presets of experiments.privsgp_vr.
 
-What the paper leaves open is settled the same way in all of them. G: per-sample gradients of the 2-layer network are
+Choices that the paper leaves open are the same in all of them. G: per-sample gradients of the 2-layer network are
 clipped at 2, so that the assumption behind the paper's epsilon holds; at ResNet-18's size its G = 10 is assumed, not
 enforced. c2: the value that gives the paper's K* = 3120 on CIFAR-10. Step size: sqrt(n / K) of Theorem 1, but one for
 all K where K is what is compared.
@@ -13,7 +13,7 @@ from typing import Any
 from jaxfl.frame import Preset
 from jaxfl.frame.grid import Axis
 
-_END = 10**6  # evaluations so far apart that only the end is evaluated: where runs end is what counts
+_END = 10**6  # rounds between evaluations, so many that only the end is evaluated
 
 # Appendix E: 2-layer network on MNIST, one uniform sample an iteration.
 _MNIST: dict[str, Any] = {"dataset": "mnist", "nodes": 50, "sampler": "uniform", "batch_size": 1, "clip_norm": 2.0}
@@ -38,7 +38,7 @@ _BUSY = "{} minutes on two busy cores"
 
 
 def _preset(description: str, cost: str, changes: dict[str, Any], *grid: Axis) -> Preset:
-    """A preset with three seeds, as all have."""
+    """A preset with three seeds, like all presets here."""
     return Preset(description, cost, changes, (*grid, {"seed": (0, 1, 2)}))
 
 

@@ -18,7 +18,7 @@ from jaxfl.privacy.statements import asked_first
 
 from .options import METHODS, Configuration, quiet_step_size
 
-REACH = 11.0  # D of `--step-size auto`; docs/decisions/experiments.md has the ladders
+REACH = 11.0  # D of `--step-size auto`; docs/decisions/experiments.md has the measurements
 Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 
 
@@ -66,7 +66,7 @@ def settled(
 ) -> dict[str, Row]:
     """The cases with iterations, step size and noise as numbers; a budget that no noise meets is refused.
 
-    The problem's constants at a configuration are asked for with `--iterations auto` only.
+    `constants` computes the problem's constants; it is called with `--iterations auto` only.
     """
     ready = {name: row._replace(config=_with_iterations(row.config, constants)) for name, row in rows.items()}
     result = {}
@@ -101,8 +101,8 @@ def _noisy_step_size(config: Configuration, std: tuple[float, ...]) -> float:
     SGD on smooth losses wants gamma = min(1 / L, D / (sigma sqrt(K))), with sigma the norm of the noise of a step and D
     a distance (S. Ghadimi, G. Lan, "Stochastic First- and Zeroth-Order Methods for Nonconvex Stochastic Programming",
     SIAM J. Optim. 2013, arXiv:1309.5549, Corollary 2.2). The mean of n nodes has sigma = std sqrt(d / n), so that
-    gamma = D sqrt(n / K) / (std sqrt(d)): that of Theorem 1 of the paper, by the noise of a node. For 1 / L stands
-    the step that is best without noise.
+    gamma = D sqrt(n / K) / (std sqrt(d)): that of Theorem 1 of the paper, over the noise of a node. The step
+    that is best without noise takes the place of 1 / L.
     """
     learning, noise = config.learning, math.sqrt(sum(one**2 for one in std) / len(std) * config.num_params())
     quiet = quiet_step_size(learning.batch_size)
@@ -173,7 +173,7 @@ def rounds_allowed(name: str, request: Configuration, config: Configuration, siz
         cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"
         requirement = f"must pay for one round of {name} ({accountant.bound_name(budget.bound)} bound)"
         name = "node_epsilons" if budget.node_epsilons else "target_epsilon"
-        raise ArgumentError(name, requirement, f"one round {cost}", "Pass more, or add more noise.")
+        raise ArgumentError(name, requirement, f"one round {cost}", "Pass a larger budget, or add noise.")
     return rounds
 
 

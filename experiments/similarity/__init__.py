@@ -57,7 +57,7 @@ PRESETS = {
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
-    """The cases of all cases; what cannot run is refused."""
+    """The cases of all rows; rows that cannot run are refused."""
     for row in rows.values():
         check_config(row.config)
     config = next(iter(rows.values())).config

@@ -60,8 +60,8 @@ class Sharing:
 
     COUNTS: ClassVar = (SCHEME.counts,)
     scheme: Literal["nothing", "output_side", "input_side", "channels", "everything"] = "nothing"
-    """nothing (figure 1), the blocks from first_shared on, the blocks before it, the first channels of every layer
-    (figure 3), or everything."""
+    """Averaged part: nothing (figure 1), output_side (the blocks from first_shared on), input_side (the blocks before
+    it), channels (the first channels of every layer, figure 3), or everything."""
     first_shared: str = "dense_3"
     """First block of the output side; by default the first of the second half of all blocks, which has one more if
     their number is odd."""
@@ -79,9 +79,9 @@ class Comparison:
     num_directions: int = stated(4)
     """Singular directions of a layer's outputs that are compared."""
     similarity_batches: int = stated(2)
-    """Batches of test samples of which similarities are averaged, as decompositions of all samples are large."""
+    """Batches of test samples over which similarities are averaged: a decomposition of all samples would be large."""
     similarity_batch_size: int = stated(64)
-    """Test samples in each."""
+    """Test samples in each batch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Configuration:
         return node_work(self.network.counts(self.problem()))
 
     def algorithm(self) -> Algorithm:
-        """Local SGD at all clients, and the average of what the scheme says; traced options may be arrays."""
+        """Local SGD at all clients, and the average of the scheme's part; traced options may be arrays."""
         problem = self.problem()
         part = choose(SCHEME, flat(self))(self.network, problem)
         groups = self.network.axis_groups(problem) if self.sharing.scheme == "channels" else None
@@ -139,7 +139,7 @@ class Configuration:
 
 @functools.lru_cache(maxsize=64)
 def _svcca(data: Data, network: Network, comparison: Comparison, layers: tuple[str, ...]) -> Measure:
-    """The maximum over pairs, which is the paper's measure, and their mean, of means over batches of test samples."""
+    """SVCCA of pairs of clients, averaged over batches: the maximum over pairs (the paper's measure), and the mean."""
     shape, inputs = (comparison.similarity_batches, comparison.similarity_batch_size), data.load().test_inputs
     if shape[0] * shape[1] > len(inputs):
         found = f"got {shape[0]} of {shape[1]}, and there are {len(inputs)}"
@@ -175,7 +175,7 @@ def check_config(config: Configuration) -> None:
     config.network.check()
     if comparison.num_directions >= comparison.similarity_batch_size - 1:
         requirement = f"must be below similarity_batch_size - 1, which is {comparison.similarity_batch_size - 1}"
-        remedy = "Pass fewer: of as many directions any two subspaces are equal."
+        remedy = "Pass fewer: any two subspaces of that many directions are equal."
         raise ArgumentError("num_directions", requirement, f"got {comparison.num_directions}", remedy)
     if not 0 < share < 1:
         raise ArgumentError("channel_share", "must lie in (0, 1)", f"got {share}", "Pass a share, 0.5 for instance.")
@@ -197,7 +197,7 @@ def blocks_of(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _second_half(blocks: tuple[str, ...]) -> str:
-    """First block of the second half; for a single block, which no half is taken of, that one."""
+    """First block of the second half; a single block is its own second half."""
     return blocks[min(len(first_half(blocks)), len(blocks) - 1)]
 
 

@@ -22,9 +22,9 @@ Curves = Mapping[str, tuple[str, str]]
 
 
 def finish(finished: Finished) -> list[Path]:
-    """Draw figure 1's form, a curve a layer, and where schemes are compared figure 3's, a panel a layer.
+    """Draw figure 1 (a curve for each layer) and, if schemes are compared, figure 3 (a panel for each layer).
 
-    The upper row is the maximum over pairs, which is the paper's measure, the lower one the mean. Nothing of a sweep.
+    The upper row is the maximum over pairs, the paper's measure; the lower row is the mean. A sweep has none.
     """
     if {name for row in finished.rows.values() for name in row.settings} - {"scheme"}:
         return []

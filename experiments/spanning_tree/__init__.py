@@ -4,8 +4,9 @@
 
 Five agents hold strongly convex quadratics f_i(x) = a_i |x - c_i|^2; the optimum of their sum is known. Gradient
 tracking sends states over R and trackers over C, the pair `five_agents`, of which neither is strongly connected. Plain
-distributed SGD, x_i <- x_i + alpha sum_j R_ij (x_j - x_i) - gamma grad f_i(x_i), on the same R goes where the agents
-want it that reach all others, be its steps constant or falling as 1 / sqrt(k + 1). Nothing is noisy.
+distributed SGD, x_i <- x_i + alpha sum_j R_ij (x_j - x_i) - gamma grad f_i(x_i), on the same R is drawn to the optimum
+of those agents alone that reach all others, with constant steps or with steps that fall as 1 / sqrt(k + 1). There is no
+noise.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def tracking_errors(problem: Quadratics, pair: TrackingPair, num_rounds: int) ->
 
 
 def plain_errors(problem: Quadratics, weights: np.ndarray, num_rounds: int, *, falling: bool) -> np.ndarray:
-    """The same of distributed SGD with exact gradients on the graph of states."""
+    """The same errors for distributed SGD with exact gradients on the graph of states."""
     pull = jnp.asarray(weights, jnp.float32)
     in_weights = pull.sum(axis=1, keepdims=True)
 
@@ -107,7 +108,7 @@ class Configuration:
 
 
 def run(request: Request) -> int:
-    """Run all three, print their errors and draw them; a picture a case."""
+    """Run all three methods, print their errors and draw them, with one picture for each case."""
     for row in request.rows.values():
         check.at_least(1, num_rounds=row.config.run.num_rounds)
     folder = Path(request.config.run.out).expanduser()
@@ -134,7 +135,7 @@ def compare(rounds: int) -> dict[str, np.ndarray]:
 
 
 def draw(errors: dict[str, np.ndarray], path: Path) -> None:
-    """One line a method, error against iterations."""
+    """Draw one line for each method, error against iterations."""
     figure = new_figure(7.5, 4.5, "Five agents, directed graphs with spanning trees only, quadratics, no noise")
     axes = figure.add_subplot()
     for number, (name, values) in enumerate(errors.items()):

@@ -1,4 +1,4 @@
-"""Pictures of where cases end: a final metric against the numbers in which they differ, over seeds."""
+"""Pictures of final results: a metric at the end against the numbers in which the cases differ, over seeds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
-_X = {  # setting -> label of its axis, in the order in which they are taken for the horizontal one
+_X = {  # setting -> label of its axis, in order of preference for the horizontal axis
     "target_epsilon": "privacy budget ε",
     "iterations": "iterations K",
     "noise_std": "noise standard deviation",
@@ -55,9 +55,9 @@ _PERCENT = "{x:.0%}"
 _LOG_COLORS_FROM_RATIO = 30.0
 _MATCHED = "K matched to ε"
 _LOG_FROM_RATIO = 8.0  # numbers that span less are easier to read on a linear axis
-_MOST_TICKS = 10  # that stand side by side
-_SCATTERED = 5  # values, from which on a number that varies is an axis of a scatter
-_MOST_PAIRS = 6  # of a scatter
+_MOST_TICKS = 10  # labels that fit side by side
+_SCATTERED = 5  # a number with at least this many values is an axis of a scatter plot
+_MOST_PAIRS = 6  # pairs of numbers in a scatter plot
 Settings = Mapping[str, Mapping[str, Any]]
 
 
@@ -69,17 +69,17 @@ class Point(NamedTuple):
 
 
 def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path]:
-    """Draw final loss and accuracy against what the cases differ in, into `<run_dir>/plots`.
+    """Draw final loss and accuracy against the numbers in which the cases differ, into `<run_dir>/plots`.
 
     Args:
         run_dir: a run directory whose run has ended.
-        settings: case -> the options that vary, as far as it has them.
+        settings: case -> its values of the options that vary.
 
     Returns:
         plots/heat_map.png where exactly two numbers vary and every pair of their values ran; else plots/final.png where
         some series of a number has three points or more; else plots/scatter.png where two numbers or more have five
-        values each, as sampled ones have. plots/speedup.png (test loss and accuracy against iterations
-        times nodes) where the cases differ in their number of nodes. What diverged is left out and counted.
+        values each, as sampled numbers have. Also plots/speedup.png (test loss and accuracy against iterations times
+        nodes) where the cases differ in their number of nodes. Diverged runs are left out, and counted in the caption.
     """
     run_dir = Path(run_dir)
     lines = read_lines(run_dir)
@@ -97,7 +97,7 @@ def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path
 
 
 def _numbers(settings: Settings) -> dict[str, list[Any]]:
-    """Option -> its values, of those that every case has and that are numbers; known ones first."""
+    """Option -> its values, for options that are numbers in every case; known options first."""
     names = dict.fromkeys([*_X, *(name for row in settings.values() for name in row)])
     values = {name: sorted({row[name] for row in settings.values() if name in row}, key=str) for name in names}
     return {
@@ -126,7 +126,7 @@ def _pair(settings: Settings) -> tuple[str, str] | None:
 def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
     """Label -> the cases that belong together: those that differ in nothing but the axes.
 
-    Iterations that go with one value of the axis alone (K chosen for each epsilon) are one line, too.
+    Cases whose K was chosen for each epsilon, so that every K goes with one epsilon alone, are one line, too.
 
     Examples:
         >>> rows = {"a": (1.0, 10), "b": (2.0, 40), "c": (1.0, 20), "d": (2.0, 20)}
@@ -154,7 +154,7 @@ def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
 
 
 def _ends(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, int], Mapping[str, Any]], int]:
-    """(case, seed) -> last line of what did not diverge, and how many did."""
+    """(case, seed) -> last line, without runs that diverged; and the number of those."""
     last = {(line["case"], line["seed"]): line for line in lines}
     path, failures = run_dir / "results.csv", set()
     if path.exists():
@@ -164,13 +164,13 @@ def _ends(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple
 
 
 def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], case: str, metric: str) -> np.ndarray:
-    """(seeds,), float64: where the seeds of a case ended."""
+    """(seeds,), float64: final values of a case's seeds."""
     values = [line.get(metric) for (name, _), line in ends.items() if name == case]
     return np.array([value for value in values if value is not None], dtype=np.float64)
 
 
 def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, axis: str) -> Path:
-    """One line a series, with a bar from the smallest to the largest seed."""
+    """One line for each series, with a bar from the smallest to the largest seed."""
     groups = series(settings, axis)
     figure, all_axes, foot = _figure(run_dir)
     ends, num_diverged = _ends(run_dir, lines)
@@ -202,7 +202,7 @@ def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Set
 
 
 def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, x: str, y: str) -> Path:
-    """A cell a pair of values: the mean over seeds; a row of loss and accuracy for each series."""
+    """One cell, the mean over seeds, for each pair of values; a row of loss and accuracy for each series."""
     groups = series(settings, x, y)
     ends, num_diverged = _ends(run_dir, lines)
     foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_omissions(num_diverged), "mean over seeds"]
@@ -232,14 +232,14 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
 
 
 def _draw_scatter(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, names: Sequence[str]) -> Path:
-    """A point a case, whose color tells the mean over seeds; a row of panels for each series and pair of numbers."""
+    """One point for each case, colored by the mean over seeds; a row of panels for each series and pair of numbers."""
     ends, num_diverged = _ends(run_dir, lines)
     rows = list(itertools.product(series(settings, *names).items(), itertools.combinations(names, 2)))
     drawn = rows[:_MOST_PAIRS]
     left = [f"{len(rows) - len(drawn)} more pairs of numbers are not drawn"] if len(rows) > len(drawn) else []
     means = {panel: _means(ends, settings, panel) for panel in _PANELS}
     panels = [panel for panel in _PANELS if not np.isnan([*means[panel].values()]).all()]
-    text = "mean over seeds; ring: the best, crosses: diverged, or no such number"
+    text = "mean over seeds; ring: best case; cross: diverged, or without this metric"
     foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_omissions(num_diverged), *left, text]
     figure = new_figure(11.0, 3.6 * len(drawn) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     all_axes = figure.subplots(len(drawn), max(1, len(panels)), squeeze=False)
@@ -275,7 +275,7 @@ def _means(ends: Mapping[tuple[str, int], Mapping[str, Any]], settings: Settings
 
 
 def _color_scale(panel: Panel, values: Iterable[float]) -> ScalarMappable:
-    """One scale for all panels of a metric, bright where it is good, logarithmic where the values span much."""
+    """One scale for all panels of a metric: bright is good; logarithmic where the values span much."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm, Normalize
 

@@ -24,9 +24,9 @@ def plot_partition(
 ) -> Path:
     """Draws the node-by-label table of a partition and saves it as PNG.
 
-    Below, one column a node and one row a label, the color telling the count (square-root scale, so that small counts
-    remain visible; nothing at all is white); above, the size of each node. Up to 20 nodes the counts are printed too,
-    and the nodes' names where they have any.
+    The lower panel has a column for each node and a row for each label. Color shows the count, on a square-root scale,
+    so that small counts remain visible; 0 is white. The upper panel shows the size of each node. Up to 20 nodes, the
+    counts and the nodes' names, if any, are printed, too.
 
     Args:
         parts: a partition, or data made from one.

@@ -15,7 +15,7 @@ from jaxfl.core import ArgumentError, check
 from jaxfl.data.tables import short_name
 from jaxfl.privacy.statements import caption
 
-if TYPE_CHECKING:  # half a second, and whoever draws nothing does without
+if TYPE_CHECKING:  # the import takes half a second, which a run without pictures saves
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -24,8 +24,8 @@ _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#0
 _GREY = "0.75"
 _DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _MOST_IN_LEGEND = 28  # lines that look different
-_MOST_ALIKE, _IN_FRONT = 12, 5  # of more cases the best ones are drawn over all others in grey
-_LETTERS_FROM = 1e4  # costs below are short enough as they are
+_MOST_ALIKE, _IN_FRONT = 12, 5  # of more than 12 cases, the best 5 are drawn over the others in grey
+_LETTERS_FROM = 1e4  # smaller costs are short enough without letters
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
 
 
@@ -50,7 +50,7 @@ class XAxis(NamedTuple):
     """Horizontal axis of the curves."""
 
     label: str
-    totals: tuple[str, ...]  # entries of a line whose sum it is; none: its round
+    totals: tuple[str, ...]  # entries of a line whose sum is x; empty: x is the round
 
 
 X_AXES = {
@@ -61,7 +61,7 @@ X_AXES = {
     "operations": XAxis("operations, all nodes", ("total_operations",)),
     "evaluations": XAxis("gradient and forward evaluations, all nodes", _EVALUATIONS),
 }
-"""Horizontal axes of the curves of a run; a server's own bits are not among those sent."""
+"""Horizontal axes of the curves of a run. Bits sent do not include those that a server sends."""
 
 
 class Curve(NamedTuple):
@@ -75,14 +75,14 @@ class Curve(NamedTuple):
 
 
 def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds", ranked: Sequence[str] = ()) -> list[Path]:
-    """Draw loss and accuracy against rounds or a cost, a line a case, into `<run_dir>/plots`.
+    """Draw loss and accuracy against rounds or a cost, one line for each case, into `<run_dir>/plots`.
 
     Lines are means over seeds, bands reach from the smallest to the largest seed. A run that is still going on or was
-    interrupted is drawn as far as it came.
+    interrupted is drawn up to its last evaluation.
 
     Args:
         run_dir: a run directory.
-        x: what to draw against, a name in `X_AXES`.
+        x: the horizontal axis, a name in `X_AXES`.
         ranked: all cases from best to worst, as `draw_panels` takes them.
 
     Returns:
@@ -124,7 +124,7 @@ def plot_panels(
 
 
 def privacy_notes(run_dir: Path) -> list[str]:
-    """Lines for a caption: the epsilon of each case, and its ground; none before the run has ended."""
+    """Lines for a caption: the epsilon of each case, with its bound; none before the run has ended."""
     path = run_dir / "summary.json"
     if not path.exists():
         return []
@@ -140,7 +140,7 @@ def draw_panels(
     x: str = "rounds",
     ranked: Sequence[str] = (),
 ) -> Figure:
-    """A figure with one set of axes a panel and one legend.
+    """A figure with one set of axes for each panel and one legend.
 
     Args:
         lines: of the run.
@@ -152,7 +152,7 @@ def draw_panels(
             are grey and have no bands.
 
     Returns:
-        The figure; nothing global is touched.
+        The figure; matplotlib's global state is not touched.
 
     Raises:
         ArgumentError: no line holds the cost.
@@ -193,7 +193,7 @@ def draw_panels(
 
 
 def new_figure(width: float, height: float, title: str | None = None) -> Figure:
-    """An empty picture, in inches; nothing global is touched."""
+    """An empty picture, in inches; matplotlib's global state is not touched."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -209,7 +209,7 @@ def legend_below(
 ) -> None:
     """One legend for all axes, below them, under lines of notes; `style` as for `Figure.legend`.
 
-    It has as many columns, up to `num_columns`, as fit side by side. The figure grows by its height.
+    The legend has as many columns, up to `num_columns`, as fit side by side. The figure grows by the legend's height.
     """
     style |= {"loc": "outside lower center", "title": "\n".join(notes), "title_fontsize": 8, "frameon": False}
     columns = max(1, min(num_columns, len(handles)))
@@ -277,7 +277,7 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str, totals: Sequenc
 
 
 def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int = 1) -> Any:
-    """The mean over seeds and, of several, a band around it, against x times `x_unit`; the handle of the line."""
+    """Draw the mean over seeds against x times `x_unit`, and a band for several seeds; returns the line."""
     x, marker = x_unit * curve.x, "o" if curve.x.size == 1 else None
     if curve.num_seeds > 1:
         axes.fill_between(x, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
@@ -301,7 +301,7 @@ def _finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:
 
 
 def finish_x(axes: Axes, axis: XAxis) -> None:
-    """Ticks at whole rounds, or at costs, of large ones with the letters k, M, G, ... for powers of a thousand."""
+    """Ticks at whole rounds, or at costs; large costs have letters k, M, G, ... for powers of a thousand."""
     import matplotlib.ticker
 
     axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(nbins=6, integer=not axis.totals))
@@ -334,7 +334,7 @@ def run_title(config_path: Path) -> str:
 
 
 def read_lines(run_dir: Path) -> list[dict[str, Any]]:
-    """All complete lines of a run, pass by pass; one that is being written right now is left out."""
+    """All complete lines of a run, pass by pass; a line that is being written right now is left out."""
     paths = sorted(run_dir.glob("passes/*/metrics.jsonl"), key=lambda path: int(path.parent.name))
     if not paths:
         remedy = "Name a run directory."

@@ -1,6 +1,6 @@
-"""One HTML page about one run or several: curves, tables, statements of privacy, and what the runs differ in.
+"""One HTML page about one run or several: curves, tables, statements of privacy, differences of the runs.
 
-The page needs no network and no other file. It is made of what a run directory holds.
+The page needs no network and no other file. It is made from the files of run directories.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _COLUMNS = {  # of the table: entry of summary.json -> heading
 _COSTS = {"total_bits_sent": "bits sent", "total_simulated_seconds": "simulated seconds", "total_joules": "joules"}
 _BEFORE_METRICS = 9  # columns of sites.csv
 _MOST_COLORED = 14  # cases; further ones are grey
-_DRAWN_ELSEWHERE = "training.png"  # by the page itself, for all runs together
+_DRAWN_ELSEWHERE = "training.png"  # the page draws these curves itself, for all runs together
 
 
 class Shown(NamedTuple):
@@ -146,7 +146,7 @@ def _section(heading: str, content: str) -> str:
 
 
 def _table(heading: Sequence[str], rows: Iterable[Sequence[Any]], best: str | None = None) -> str:
-    """A table that scrolls by itself where it is wide; the row whose first cell is `best` stands out."""
+    """A table that scrolls by itself where it is wide; the row whose first cell is `best` is highlighted."""
     head = "".join(f"<th>{_text(name)}</th>" for name in heading)
     body = "".join(
         f"<tr{' class=best' if row[0] == best else ''}>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>"
@@ -196,7 +196,7 @@ def _results(shown: Sequence[Shown]) -> str:
     marked = "".join(f'<p class="mark">{_text(text)}</p>' for text in simulation({"": _all_statements(shown)}))
     seeds = max(len(one.row.get("status", [])) for one in shown)
     note = f'<p class="note">Mean{f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"}. '
-    note += "ε: the first statement below that has one, of the worst node. Costs: sums over nodes and rounds.</p>"
+    note += "ε: of the worst node, by the first statement below that has one. Costs: sums over nodes and rounds.</p>"
     return marked + _table(heading, rows, _best(shown)) + note
 
 
@@ -240,7 +240,7 @@ def _legend(shown: Sequence[Shown]) -> str:
 
 
 def _curves(shown: Sequence[Shown]) -> str:
-    """Metrics against rounds, the first one against costs, and where cases end against epsilon."""
+    """Metrics against rounds, the first one against costs, too, and final values against epsilon."""
     panels = [
         panel for panel in _PANELS if any(line.get(panel.metric) is not None for one in shown for line in one.lines)
     ]
@@ -271,7 +271,7 @@ def _panel(shown: Sequence[Shown], panel: Panel, x: str) -> str:
 
 
 def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> str:
-    """Draw where each case with an epsilon ends."""
+    """Draw the final metric of each case that has an epsilon."""
 
     def draw(axes: Axes) -> None:
         for number, one in enumerate(shown):
@@ -304,7 +304,7 @@ def _svg(draw: Callable[[Axes], None], title: str) -> str:
 
 
 def _pictures(folders: Sequence[Path]) -> str:
-    """The pictures that runs drew themselves, but for the curves."""
+    """The pictures in the run directories, except the curves."""
     found = [path for folder in folders for path in sorted(folder.glob("plots/*.png")) if path.name != _DRAWN_ELSEWHERE]
     return "".join(
         f'<figure><div class="scroll"><img alt="{_text(path.stem)}" src="data:image/png;base64,'
@@ -315,7 +315,7 @@ def _pictures(folders: Sequence[Path]) -> str:
 
 
 def _statements(shown: Sequence[Shown]) -> str:
-    """Every statement of every case, and below it what it rests on; what all rest on stands once."""
+    """Every statement of every case with its assumptions; assumptions that all share stand once."""
     stated = _all_statements(shown)
     if not stated:
         return ""
@@ -330,7 +330,7 @@ def _statements(shown: Sequence[Shown]) -> str:
             first = statement_text(one.row["privacy"][0])
             parts.append(f"<details><summary><b>{_text(one.label)}</b>: {_text(first)}</summary>")
             parts.append(f"<ul>{items}</ul></details>")
-    shared = f"<details><summary>All of them rest on this</summary>{_list(common)}</details>" if common else ""
+    shared = f"<details><summary>Assumptions of all statements</summary>{_list(common)}</details>" if common else ""
     return "".join(parts) + shared
 
 
@@ -368,7 +368,7 @@ def _sites(shown: Sequence[Shown]) -> str:
 
 
 def _mean(texts: Sequence[str]) -> float:
-    """Mean of what is there; NaN where nothing is."""
+    """Mean of the numbers that are not empty; NaN without any."""
     values = [float(text) for text in texts if text]
     return float(np.mean(values)) if values else math.nan
 
@@ -381,7 +381,7 @@ def _number(name: str, value: float) -> str:
 
 
 def _differences(shown: Sequence[Shown]) -> str:
-    """Options in which the cases differ, a row a case; and all others."""
+    """Options in which the cases differ, with a row for each case; and all others."""
     names = dict.fromkeys(name for one in shown for name in one.options)
     values = {name: [json.dumps(one.options.get(name), ensure_ascii=False) for one in shown] for name in names}
     differing = [name for name, texts in values.items() if len(set(texts)) > 1]
@@ -393,7 +393,7 @@ def _differences(shown: Sequence[Shown]) -> str:
 
 
 def _environments(folders: Sequence[Path]) -> str:
-    """Versions and machine, a column a run."""
+    """Versions and machine, with a column for each run."""
     found = [_read(folder / "config.json").get("environment", {}) for folder in folders]
     names = dict.fromkeys(name for environment in found for name in environment)
     rows = [[name, *(environment.get(name, "–") for environment in found)] for name in names]

@@ -15,8 +15,8 @@ Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stoch
 Bounds", IJCAI 2024, arXiv:2405.02638, Assumptions 3 and 5 and section 5.1, which takes its L and b^2 from the method of
 Wang et al. 2019, arXiv:1804.05271: differences of gradients along a run, as here.
 
-Does not claim: bounds. The estimates are lower bounds, L above all: Assumption 3 asks it of every sample's loss, and a
-node's mean is smoother. Nor privacy: the data are read without noise.
+Does not claim: upper bounds. The estimates are too small, L above all: Assumption 3 asks for the L of every sample's
+loss, and a node's mean is smoother. Nor privacy: the data are read without noise.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from jaxfl.privacy.gossip import ProblemConstants
 
 # r, relative to |x|: the curvature at the scale of x rather than at a kink of the activations, far above rounding.
 _RADIUS = 0.01
-# Shorter steps, relative to |x|, divide float32 rounding of the gradient by next to nothing, and say nothing of L.
+# Shorter steps, relative to |x|, divide the gradient's float32 rounding by almost 0, and do not show L.
 _SHORTEST_STEP = 1e-4
-_SLACK = 1e-3  # relative growth of a loss that is still put down to rounding
+_SLACK = 1e-3  # relative growth of a loss that still counts as rounding
 
 
 class _Samples(NamedTuple):
@@ -97,9 +97,9 @@ def estimate_constants(
         data: the nodes' samples.
         num_probes: points of the probing run, at least 1.
         step_size: of the probing run; below 2 / L, or it diverges.
-        max_samples_per_node: number of samples at which a node looks, evenly spaced; None for all. With m of them b^2
-            grows by up to (variance of a sample's gradient) / m, and G misses the samples left out.
-        loss_lower_bound: stands for min f, which is not searched for; 0 fits the losses of classification.
+        max_samples_per_node: samples that a node reads, evenly spaced; None for all. With m samples b^2 grows by up to
+            (variance of a sample's gradient) / m, and G misses the samples left out.
+        loss_lower_bound: used in place of min f, which is not computed; 0 fits the losses of classification.
 
     Returns:
         `smoothness`, `gradient_bound` and `heterogeneity` as above; `initial_gap` f(x^0) - loss_lower_bound;

@@ -2,7 +2,7 @@
 
 For outputs A (samples, features) of one layer, each feature's mean over the samples is subtracted, and the k left
 singular vectors of the largest singular values span the model's k-dimensional subspace of the samples' space. Two
-models with orthonormal bases U and V (samples, k) of theirs have the canonical correlations
+models, whose subspaces have orthonormal bases U and V (samples, k), have the canonical correlations
 
     rho_1, ..., rho_k = the singular values of U^T V,      SVCCA = (rho_1 + ... + rho_k) / k,
 
@@ -10,10 +10,10 @@ models with orthonormal bases U and V (samples, k) of theirs have the canonical 
 
 Outputs of convolutions (samples, height, width, channels) are flattened to (samples * height * width, channels): every
 position counts as a sample, and only channels are features, as in the tutorial of google/svcca for layers of equal
-height and width. So are the words of (samples, words, features).
+height and width. In outputs (samples, words, features) every word counts as a sample.
 
-A direction that holds less than 1e-5 of a model's variance does not count: below, rounding decides where it points.
-The mean is then over the fewer of the two models' directions.
+A direction that holds less than 1e-5 of a model's variance does not count, since rounding decides where it points. If
+the two models then have unequal numbers of directions, the mean is over the smaller number.
 
 References:
     M. Raghu, J. Gilmer, J. Yosinski, J. Sohl-Dickstein, "SVCCA: Singular Vector Canonical Correlation Analysis for Deep
@@ -61,8 +61,8 @@ def svcca(first: Outputs, second: Outputs, num_directions: int = 4) -> Array:
     Args:
         first: (samples, features), or (samples, ..., features) to be flattened; floating.
         second: the same of another model; only the number of features may differ.
-        num_directions: k, at least 1, below samples - 1: of k = samples - 1 directions any two subspaces are equal. A
-            model with fewer features has fewer directions.
+        num_directions: k, at least 1, below samples - 1, since any two subspaces of samples - 1 directions are equal.
+            A model with fewer features has fewer directions.
 
     Returns:
         (), float32, in [0, 1]. 0 where a model gives every sample the same output; NaN where an output is not finite.
@@ -97,7 +97,7 @@ def svcca_of_pairs(activations: Outputs, num_directions: int = 4) -> Array:
     """`svcca` of all pairs of m models, in one compiled call.
 
     The singular vectors are computed once per model, one model after the other; a pair is then a problem of size
-    (k, k). Beside the outputs themselves this holds m * samples * k + (m k)^2 numbers.
+    (k, k). Memory, beside the outputs, holds m * samples * k + (m k)^2 numbers.
 
     Args:
         activations: (m, samples, features), or (m, samples, ..., features) to be flattened; floating; m at least 2.
@@ -181,9 +181,9 @@ def _of_pairs(matrices: Outputs, num_directions: int) -> Array:
 
 def _leading_subspace(num_directions: int, outputs: Array) -> _Subspace:
     """The directions of (samples, features) with the largest singular values."""
-    # Singular vectors of equal values have no derivative, and none is wanted.
+    # Singular vectors of equal values have no derivative, and the measurement needs none.
     values = jax.lax.stop_gradient(outputs if outputs.dtype == jnp.float64 else outputs.astype(jnp.float32))
-    # To numbers of at most 1, so that no square overflows; 0 stays 0.
+    # Scale to numbers of at most 1, so that no square overflows; 0 stays 0.
     largest = jnp.max(jnp.abs(values))
     values = values / jnp.where(largest == 0, jnp.ones_like(largest), largest)
     # The rest that the rounded mean of equal numbers leaves must not look like a direction; it was up to 3 roundings.
@@ -205,7 +205,7 @@ def _leading_subspace(num_directions: int, outputs: Array) -> _Subspace:
 
 
 def _orthonormal(columns: Array, counts: Array) -> Array:
-    """A basis of what nearly orthonormal columns span; those that do not count are zero, and one of it for each is."""
+    """Orthonormal basis of the span of nearly orthonormal columns; a zero for each column that does not count."""
     # Rounding leaves the columns of small variances a little of the large ones.
     missing = jnp.diag((~counts).astype(columns.dtype))
     lengths, directions = jnp.linalg.eigh(_product(columns.T, columns) + missing)
@@ -235,7 +235,7 @@ def _flatten(name: str, values: Outputs, leading: int) -> Outputs:
 
 
 def _check_directions(num_directions: int, num_samples: int) -> None:
-    """Refuse a number of directions at which every two models are equal."""
+    """Refuse a number of directions at which any two models are equal."""
     check.at_least(1, num_directions=num_directions)
     if num_directions >= num_samples - 1:
         requirement = f"must be below the number of samples minus 1, which is {num_samples - 1}"

@@ -1,8 +1,8 @@
 """Options that count at a configuration, and choices by name: a function's keyword-only parameters are its options.
 
-A record lists in its class variable COUNTS mappings from options to conditions on the flat options, and a configuration
-lists those on several of its records. An option counts where all its conditions hold. An option that does not count is
-idle: given on the command line it is refused, in a grid it makes no further configurations.
+A record lists, in its class variable COUNTS, mappings from options to conditions on the flat options. A configuration
+lists conditions that involve several of its records. An option counts where all its conditions hold. An option that
+does not count is idle: on the command line it is refused, and in a grid it makes no further configurations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Where(NamedTuple):
 
 
 def where(option: str, values: Collection[Any], *names: str) -> dict[str, Where]:
-    """Conditions of the named options, which count where another option has one of these values.
+    """Conditions by which the named options count only where another option has one of these values.
 
     Examples:
         >>> where("links", ("given", "wireless"), "lost")["lost"]({"links": "perfect"})
@@ -42,12 +42,12 @@ def where(option: str, values: Collection[Any], *names: str) -> dict[str, Where]
 class Choice:
     """An option whose value names a function; keyword-only parameters of the functions are options.
 
-    The caller passes positional ones.
+    The caller passes the positional parameters.
 
     Attributes:
         option: its name.
         functions: value -> function.
-        counts: each option of the functions -> the condition that a function is chosen that takes it.
+        counts: each option of the functions -> the condition that the chosen function takes it.
     """
 
     def __init__(self, option: str, functions: Mapping[str, Callable[..., Any]]):
@@ -64,7 +64,7 @@ def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
 
     Args:
         choice: the table.
-        options: flat; those that the function does not take are passed over.
+        options: flat; options that the function does not take are ignored.
 
     Raises:
         ArgumentError: an unknown name, or an option of the function that is None without a default.

@@ -18,11 +18,12 @@ PLACE = ("coordinator", "num_processes", "process_id")
 
 @dataclasses.dataclass(frozen=True)
 class Distributed:
-    """Which processes train together; see docs/devices.md."""
+    """Processes that train together; see docs/devices.md."""
 
     distributed: bool = unsaved(False)
     """Train in several processes: start each with this same command. They share all their devices, and process 0
-    writes. Slurm, MPI and TPU pods tell JAX which process is which; elsewhere the next three options do."""
+    writes. Slurm, MPI and TPU pods tell JAX which process is which; elsewhere pass --coordinator, --num-processes and
+    --process-id."""
     coordinator: str | None = unsaved(None)
     """HOST:PORT on which process 0 waits for the others."""
     num_processes: int | None = unsaved(None)
@@ -31,7 +32,7 @@ class Distributed:
     """Number of this process, from 0."""
 
     def check_place(self) -> None:
-        """Refuse half of what tells a process its place, and numbers that no process can have.
+        """Refuse some of the three options that place a process without the others, and numbers out of range.
 
         Raises:
             ArgumentError: naming the option.
@@ -56,7 +57,7 @@ class Distributed:
         """Meet the other processes, before JAX computes anything.
 
         Raises:
-            ArgumentError: nobody tells which process this is, or the others do not come.
+            ArgumentError: the number of this process is unknown, or the others do not come.
         """
         self.check_place()
         try:
@@ -78,7 +79,7 @@ def silent_but_first() -> Iterator[None]:
 
 
 def tells(error: BaseException) -> bool:
-    """True if this process tells of an error that ends it: its own, or, where all have it alike, process 0's."""
+    """True if this process prints an error that ends it: its own; of an error that all have, only process 0's."""
     elsewhere = of_another_process(error)
     if elsewhere is not None:
         return not elsewhere

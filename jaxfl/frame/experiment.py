@@ -1,7 +1,7 @@
 """Definition of an experiment, and the way from its options to the rows of a comparison.
 
 Options are laid over each other: the base configuration, changes of the data set, of the preset, of the command line,
-of the grid. A later overlay goes before an earlier one. Options that nobody gave may follow from others
+of the grid. A later overlay takes precedence over an earlier one. Options that nobody gave may follow from others
 (`Experiment.derived`).
 """
 
@@ -27,12 +27,12 @@ from jaxfl.training import Case, RunDirectory, Stop
 from jaxfl.training.run_directory import slug
 
 BASELINES = ("alone", "pooled", "without_noise")
-UNVARIED = ("seed",)  # which tell lanes of a row apart, and not rows
-_SAME_NUMBERS = (*UNVARIED, "node_loop")  # what decides how a configuration is computed, and not what
+UNVARIED = ("seed",)  # options that differ between the lanes of a row, not between rows
+_SAME_NUMBERS = (*UNVARIED, "node_loop")  # options that decide how a configuration is computed, not what it is
 
 
 class Overlay(NamedTuple):
-    """Changes and axes, those of a data set for instance."""
+    """Changes of options, and axes of a grid; those of a data set, for instance."""
 
     changes: Mapping[str, Any] = {}
     grid: Grid = ()
@@ -57,7 +57,7 @@ class Row(NamedTuple):
 
     @property
     def baseline(self) -> str:
-        """Which of `BASELINES` it is; empty of a row that is compared."""
+        """The member of `BASELINES` that the row is; empty for a row that is compared."""
         return self.settings.get("baseline", "")
 
 
@@ -80,7 +80,7 @@ class Finished(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """An experiment: data that the frame runs.
+    """An experiment, described by data from which the frame runs it.
 
     Attributes:
         name: of its command and of its folder in runs/.
@@ -88,18 +88,18 @@ class Experiment(NamedTuple):
         base: the base configuration.
         prepare: rows -> cases; says what is wrong with them before any work. None where `run` takes its place.
         grid: the axes that the base compares.
-        datasets: data set -> its overlay; "other" for those that are not listed. A file of one's own has none.
+        datasets: data set -> its overlay; "other" for data sets that are not listed. A user's own file has none.
         presets: name -> preset.
         derived: option -> (flat options, names that were given) -> its value where it was not given; in this order.
         rivals: pairs of groups of options that exclude each other; a later overlay drops the other group.
-        labels: option -> how its value stands in the name of a row; the first one always does.
+        labels: option -> format of its value in the name of a row; the first option always stands there.
         name_of: (flat options, names that vary) -> name, in place of labels.
         aliases: argument of the library -> the option that it comes from.
         finish: adds to the summary, and draws pictures besides the curves and the grid.
         columns: metrics of the closing table, or patterns of their names, svcca_*.
         baselines: one of `BASELINES` -> a function from a row to the options that make the baseline of it, or to None
-            where it has none. alone: each site by itself, with the noise and the accountant that it has;
-            pooled: all samples in one place, without noise; without_noise: the same without noise.
+            where it has none. alone: each site by itself, with its noise and its accountant;
+            pooled: all samples in one place, without noise; without_noise: the row without its noise.
         run: (request) -> exit code, for an experiment that trains by itself.
     """
 
@@ -122,7 +122,7 @@ class Experiment(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The words that run it where it was imported from; a user's own goes by the program that is running."""
+        """The command line that starts it; a user's own experiment has that of the running program."""
         package = (self.prepare or self.run).__module__.partition(".")[0]
         if package in ("experiments", "jaxfl"):  # of a checkout, of the wheel
             return f"python -m experiments.{self.name}" if package == "experiments" else f"jaxfl {self.name}"
@@ -138,10 +138,10 @@ class Request(NamedTuple):
     experiment: Experiment
     preset: str | None
     rows: Mapping[str, Row]
-    grid: Grid  # all axes that were laid
+    grid: Grid  # all axes, of defaults, data set, preset and command line
     stop: Stop | None = None  # through which a signal asks to stop
     changes: Mapping[str, Any] = {}  # as given, without what varies
-    cache: str = "default"  # where jobs keep compiled programs, as --compilation-cache says it
+    cache: str = "default"  # value of --compilation-cache, for jobs
     search: Search | None = None  # a private selection
 
     @property
@@ -159,15 +159,15 @@ def request(
 ) -> Request:
     """The rows that options and axes, as given explicitly, ask for over a preset and the defaults.
 
-    Configurations that differ in idle options alone are one row. Rows of baselines come behind the others.
+    Configurations that differ only in options that do not count there are one row. Rows of baselines come last.
 
     Raises:
-        ArgumentError: an option that is unknown, idle, repeated or out of range, two rows of one name, or a baseline
+        ArgumentError: an option that is unknown, unused, repeated or out of range, two rows of one name, or a baseline
             that the experiment does not have.
 
     Guarantees:
         - an option that counts at no configuration is refused.
-        - a later overlay goes before an earlier one.
+        - a later overlay takes precedence over an earlier one.
     """
     axes, config_of = _overlays(experiment, changes, grid, preset)
     refuse_many(math.prod(len(next(iter(part.values()))) for part in axes))
@@ -206,10 +206,10 @@ def request(
 
 
 def _baselines(experiment: Experiment, label: str, rows: Mapping[str, Row], results: Sequence[str]) -> dict[str, Row]:
-    """The baselines of one kind. One that several rows have is one row, with the settings that they agree in."""
+    """The baselines of one kind. A baseline that several rows share is one row, with the settings they agree in."""
     if label not in experiment.baselines:
         requirement = f"must be {' or '.join(experiment.baselines) or 'left out'} in {experiment.name}"
-        raise ArgumentError("baselines", requirement, f"got {label}, which means nothing here", "Leave it out.")
+        raise ArgumentError("baselines", requirement, f"got {label}, which does not exist here", "Leave it out.")
 
     def key_of(config: Any) -> Any:
         return tuple(counted(config, flat(config), results).items())
@@ -223,7 +223,7 @@ def _baselines(experiment: Experiment, label: str, rows: Mapping[str, Row], resu
         if key_of(config) not in compared:
             sources.setdefault(key_of(config), []).append((config, row))
     if not sources:
-        found = f"{label} is one of them, or none of them has it"
+        found = f"{label} is among them, or exists for none of them"
         raise ArgumentError("baselines", "must be rows beside those that are compared", found, "Leave it out.")
     result = {}
     for pairs in sources.values():
@@ -288,7 +288,7 @@ def _overlays(
 
 
 def _of_sites(config: Any, given: Collection[str]) -> dict[str, Any]:
-    """Options that follow from a column of sites where nobody said otherwise: each site is a node."""
+    """Options that follow from a column of sites unless they are given: each site is a node."""
     values, changes = flat(config), {}
     if not is_file(values.get("dataset", "")):
         return changes
@@ -326,8 +326,8 @@ def programs(
 ) -> dict[str, tuple[Callable[[Mapping[str, Array]], Algorithm], dict[str, float]]]:
     """Make each row's function that builds its algorithm under trace, and the numbers that it takes.
 
-    Lines that differ in traced options alone share one function, and with it one compiled program. A number that every
-    row shares is a constant of the program, and so is one that switches a part off (0, None, infinity).
+    Rows that differ in traced options alone share one function, and with it one compiled program. A number that all
+    rows share is a constant of the program, and so is a value that switches a part off (0, None, infinity).
 
     Args:
         rows: with everything settled that the algorithm needs.
@@ -390,7 +390,7 @@ def identity(config: Any) -> dict[str, Any]:
 
 
 def few(texts: Sequence[str], most: int = 12) -> list[str]:
-    """Lines to print: of many the first ones, and how many more there are."""
+    """Lines to print: the first ones, and the number of further ones."""
     return [*texts[:most], *([f"... and {len(texts) - most} more"] if len(texts) > most else [])]
 
 

@@ -16,7 +16,7 @@ import tyro
 from jaxfl.frame.experiment import Request
 from jaxfl.frame.options import text_of
 
-# Options of --help; --help-all has the others, too. All of a user's own records stand there.
+# Options that --help shows, beside all options of a user's own records; --help-all shows the others, too.
 _USUAL = frozenset(
     """preset grid seeds baselines dataset data_dir label_column site_column nodes partition alpha case model
     hidden graph links success method scheme iterations rounds num_rounds local_steps step_size batch_size
@@ -31,7 +31,7 @@ def print_help(request: Request, of_frame: Any, last: Collection[str], *, all_op
     """Print the options with their values, and the options that vary.
 
     Args:
-        asked: the request that the arguments beside --help make.
+        request: the request that the arguments beside --help make.
         of_frame: the record of the options that every experiment has.
         last: the options of jobs and machines, which stand in a group of their own at the end.
         all_options: print all; otherwise the usual ones.

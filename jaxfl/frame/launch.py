@@ -24,24 +24,24 @@ class Launch:
 
     COUNTS: ClassVar = (where("launcher", _BOTH, "jobs", "retries", "gpus"), where("launcher", ("slurm",), *_SLURM))
     launcher: Literal["inline", "local", "slurm"] = unsaved("inline")
-    """inline: in this process. local: in processes of this machine. slurm: in jobs of a cluster. A job has one program,
-    or a share of its configurations."""
+    """inline: in this process. local: in other processes of this machine. slurm: in jobs of a Slurm cluster. A job
+    computes one compiled program, or a share of its configurations."""
     jobs: int = unsaved(4)
-    """Most jobs at once."""
+    """Largest number of jobs at once."""
     retries: int = unsaved(3)
     """Number of times that a killed or preempted job is submitted again."""
     gpus: int = unsaved(0)
-    """GPUs of a job; without any it computes on a CPU."""
+    """GPUs of a job; with 0 it computes on a CPU."""
     slurm_partition: str | None = unsaved(None)
-    """Partition of the cluster; the cluster's default without one."""
+    """Partition of the cluster to which jobs go; by default the cluster's own."""
     slurm_account: str | None = unsaved(None)
-    """Account that pays for the jobs; the user's default without one."""
+    """Account that pays for the jobs; by default the user's own."""
     slurm_minutes: int = unsaved(60)
-    """Time limit of a job, which then saves and is queued again, as often as --retries says."""
+    """Time limit of a job, in minutes. A job that reaches it saves and is queued again, --retries times at most."""
     slurm_cpus: int = unsaved(4)
     """CPU cores of a job."""
     slurm_memory_gb: float | None = unsaved(None)
-    """Memory of a job; the partition's default without any."""
+    """Memory of a job, in GB; by default the partition's own."""
 
     @property
     def has_jobs(self) -> bool:
@@ -49,7 +49,7 @@ class Launch:
         return self.launcher != "inline"
 
     def check(self) -> None:
-        """Refuse numbers that no job can have, and a launcher that is not there.
+        """Refuse numbers that no job can have, and a launcher that is not installed.
 
         Raises:
             ArgumentError: submitit is not installed, this is no machine of a Slurm cluster, a number is out of range.

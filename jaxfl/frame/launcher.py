@@ -1,9 +1,9 @@
-"""A grid in jobs: its passes, submitted by submitit, and submitted again where a job is killed.
+"""A grid in jobs: its passes (parts of the grid) are submitted by submitit, and again where a job is killed.
 
-    RUN/passes/<number>/     what a job computes, and where another one goes on
-    RUN/jobs/                what submitit keeps of every job
+    RUN/passes/<number>/     results and checkpoints of a job, from which another job continues
+    RUN/jobs/                submitit's files of every job
 
-Whether a pass is done is what its directory says, never what a job says.
+Only the directory of a pass decides whether the pass is done, never the report of a job.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _LISTEN_SECONDS = 0.2  # after which a job has heard a signal
 _LOOK_SECONDS = 2.0  # between two looks at how far jobs are
 
 Work = Callable[[int, Stop], object]
-"""Trains a pass of a run, from where it stands. Pickled, and called in another process."""
+"""Trains a pass of a run, from its last checkpoint. Pickled, and called in another process."""
 
 
 class JobsStopped(Exception):
-    """This process was asked to stop, and has told its jobs, which have saved."""
+    """This process was asked to stop, and has made its jobs save and stop."""
 
 
 class Ending(NamedTuple):
-    """Ending of a job, as far as it could tell; a job that was killed tells nothing."""
+    """Ending of a job, as the job reports it; a job that was killed reports nothing."""
 
     how: str  # "finished", "stopped" (preempted), "busy" (another job is at work on it), "refused", "failed"
-    words: tuple[str, ...] = ()  # of an ArgumentError, or what failed
+    words: tuple[str, ...] = ()  # parts of an ArgumentError, or the failure
 
 
 class Job:
     """Job that submitit pickles and calls.
 
     SIGTERM lets it finish its chunk of rounds and save. So does the signal that submitit has Slurm send before the time
-    limit and on preemption; then submitit queues the job again, by itself.
+    limit and on preemption; submitit then queues the job again.
 
     Guarantees:
         - a job hears a signal that another thread receives.
@@ -59,12 +59,12 @@ class Job:
         self._spec = work, path, number
 
     def __call__(self) -> Ending:
-        """Train; in a thread, so that this one hears signals in a long chunk, too."""
+        """Train in a second thread, so that the main thread hears signals during a long chunk, too."""
         self._stop = Stop()
         signal.signal(signal.SIGTERM, lambda *_: self._stop.request())
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             self._training = pool.submit(self._train)
-            # A signal that another thread receives does not wake this one, in which alone Python's handlers run.
+            # Python's handlers run in the main thread alone, and a signal to another thread does not wake it.
             while not concurrent.futures.wait([self._training], timeout=_LISTEN_SECONDS).done:
                 pass
             return self._training.result()
@@ -112,21 +112,21 @@ def run_in_jobs(
         work: what a job does.
         run: from `open_run`. Of a resumed one, passes that have ended are not submitted.
         cases: as `jaxfl.training.train` takes them.
-        launch: which jobs, and how many at once.
+        launch: the launcher, and the number of jobs at once.
         key: as `train` takes it.
         stop: through which a signal asks to stop: the jobs save then.
         quiet: show neither how far the jobs are nor how they end.
 
     Raises:
-        ArgumentError: jobs refuse what they are asked for, another process is at work.
+        ArgumentError: jobs refuse their configurations, or another process is at work on this run.
         ChildProcessError: jobs failed, or were killed too often; the others have ended.
         JobsStopped: `stop` asked for it.
 
     Guarantees:
         - a grid in jobs leaves the same lines and results.csv as in one process.
         - a job that was killed goes on from its last checkpoint.
-        - what has ended is not submitted again.
-        - jobs that outlive an error of others are not lost.
+        - a pass that has ended is not submitted again.
+        - an error of one job does not end the others.
     """
     launch.check()
     stop = Stop() if stop is None else stop
@@ -159,7 +159,7 @@ class _Crew:
         work, launch: as in `run_in_jobs`.
         folder: of the logs.
         passes: of the run.
-        rounds: of each pass those of each lane.
+        rounds: rounds of each lane, pass by pass.
         progress: of all rounds.
     """
 
@@ -180,7 +180,7 @@ class _Crew:
         self._submissions = [0] * len(passes)
 
     def work(self, stop: Stop) -> dict[int, Ending]:
-        """Submit and wait until no pass is left; how those ended that will not."""
+        """Submit and wait until no pass is left; return the endings of passes that failed."""
         waiting = [number for number, one in enumerate(self._passes) if one.end() is None]
         self._ended = {*range(len(self._passes))} - {*waiting}
         text = f"{len(self._passes)} jobs, at most {self._launch.jobs} at once, {len(waiting)} to run"
@@ -247,8 +247,8 @@ class _Crew:
         ending = Ending("finished") if done else _told(job, self._launch)
         self._ended |= {number} if done else set()
         if ending.how == "finished" and not done:
-            ending = Ending("failed", ("it says that it has finished, and lanes have not",))
-        if ending.how == "busy":  # which a job is that outlived the process that submitted it
+            ending = Ending("failed", ("it reports that it has finished, but some lanes have not",))
+        if ending.how == "busy":  # an older job, whose submitting process has ended, still works on it
             self._submissions[number] -= 1
         lanes = self._passes[number].lanes
         more = f" and {len(lanes) - 1} more" if lanes[1:] else ""
@@ -256,7 +256,7 @@ class _Crew:
         return ending
 
     def _dismiss(self) -> None:
-        """End what still runs; local jobs save and are waited for."""
+        """End the jobs that still run; local jobs save first, and are waited for."""
         for job, _ in self._running.values():
             if self._launch.launcher == "slurm":
                 job.cancel(check=False)
@@ -267,7 +267,7 @@ class _Crew:
 
 
 def _told(job: Any, launch: Launch) -> Ending:
-    """Ending that a job left as its result; "killed" where there is none."""
+    """Ending that a job left as its result; "killed" if it left none."""
     from submitit.core.utils import FailedJobError, UncompletedJobError  # an executor is there
 
     if launch.launcher == "local" and not job.paths.result_pickle.exists():  # on this machine no file is late
@@ -276,7 +276,7 @@ def _told(job: Any, launch: Launch) -> Ending:
         return job.result()
     except FailedJobError as error:
         return Ending(
-            "failed", (f"it did not begin, or ended outside its work; see {job.paths.stderr}: {error}"[:400],)
+            "failed", (f"it did not begin, or ended outside training; see {job.paths.stderr}: {error}"[:400],)
         )
     except UncompletedJobError:
         return Ending("killed")

@@ -33,7 +33,7 @@ class Option(NamedTuple):
     traced: bool  # a number that may differ between configurations of one compiled program
     saved: bool  # decides the results, and so stands in config.json
     in_program: bool  # decides what is compiled; budgets and deltas do not
-    before: Mapping[Any, Any] = {}  # value -> what random numbers take it for
+    before: Mapping[Any, Any] = {}  # value -> what stands for it in the key of random numbers
 
 
 def traced(default: float | str | None) -> Any:
@@ -52,11 +52,11 @@ def stated(default: Any) -> Any:
 
 
 def since(default: Any, before: Mapping[Any, Any]) -> Any:
-    """A field that came later: some of its values leave random numbers as they were before.
+    """A field that was added later: some of its values leave random numbers as they were without it.
 
     Args:
         default: its default.
-        before: value -> what stood for it then, UNSAID where nothing did.
+        before: value -> what stands for it in the key of random numbers, UNSAID for nothing.
     """
     return dataclasses.field(default=default, metadata={"before": before})
 
@@ -82,7 +82,7 @@ def flat(config: Any) -> dict[str, Any]:
 
 
 def lay(config: Any, changes: Mapping[str, Any]) -> Any:
-    """The configuration with other values of some options; a name that is none is refused."""
+    """The configuration with other values of some options; a name that is no option is refused."""
     table = options(type(config))
     of_record: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
@@ -102,7 +102,7 @@ def value_of(name: str, kind: Any, tokens: Sequence[str]) -> Any:
     """The value that words of a command line or a file give an option.
 
     Raises:
-        ArgumentError: words of another type, or words that no file can be named by.
+        ArgumentError: words of another type, or words that cannot name a file.
     """
     refuse_unusable(name, tokens)
     found = f"got {' '.join(tokens)!r}" if tokens else "got no value"
@@ -118,7 +118,7 @@ def value_of(name: str, kind: Any, tokens: Sequence[str]) -> Any:
 
 
 def refuse_unusable(name: str, tokens: Sequence[str]) -> None:
-    """Refuse words that no file can be named by: bytes that are no UTF-8, NUL, the home of a user who is not there."""
+    """Refuse words that cannot name a file: bytes that are not UTF-8, NUL, the home of an unknown user."""
     for token in tokens:
         if "\0" in token or any("\ud800" <= letter <= "\udfff" for letter in token):
             found, remedy = f"got {token!r}", "Rename the file, or write the word in UTF-8."
@@ -132,7 +132,7 @@ def refuse_unusable(name: str, tokens: Sequence[str]) -> None:
 
 
 def refuse_out_of_range(name: str, value: Any, option: Option) -> None:
-    """Refuse what no option means: NaN, integers beyond 32 bits, traced numbers that are 0 or infinite in float32.
+    """Refuse what no option takes: NaN, integers beyond 32 bits, traced numbers that are 0 or infinite in float32.
 
     Seeds lie in [0, 2^32), in which no key loses bits; the engine counts in int32.
     """
@@ -153,7 +153,7 @@ def refuse_out_of_range(name: str, value: Any, option: Option) -> None:
 
 @functools.cache
 def _parse(kind: Any, tokens: tuple[str, ...]) -> Any:
-    """Words as a value, by tyro; SystemExit where they are none."""
+    """Parse words into a value, by tyro; SystemExit where they do not fit the type."""
     holder = dataclasses.make_dataclass("Value", [("value", kind)])
     with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
         result, rest = tyro.cli(holder, args=["--value", *tokens], return_unknown_args=True)

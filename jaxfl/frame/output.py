@@ -1,4 +1,4 @@
-"""Standard output of a command: no character, no full disk and no reader that went away ends a run."""
+"""Standard output of a command: an odd character, a full disk or a closed pipe does not end a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Output:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Put nothing in the place of the file, for Python would flush to it again when it ends."""
+        """Put the null device in the place of the file, since Python flushes to it again at exit."""
         self.is_lost = True
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, self._stream.fileno())
@@ -54,13 +54,13 @@ def steady_output() -> Iterator[Output]:
     """Standard output and error as a command uses them.
 
     Guarantees:
-        - a character that the terminal has not is replaced.
+        - a character that the terminal cannot show is replaced.
         - an output that cannot be written is a warning, and the run goes on.
         - afterwards standard output is as before, but for what was lost.
     """
     before, error_stream = sys.stdout, sys.stderr
     with contextlib.ExitStack() as stack:
-        # None where whoever started the process has closed it.
+        # None where the process was started with standard output closed.
         stream = stack.enter_context(open(os.devnull, "w", encoding="utf-8")) if before is None else before
         stack.enter_context(_never_strict(stream, "replace"))
         stack.enter_context(_never_strict(error_stream, "backslashreplace"))

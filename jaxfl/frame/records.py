@@ -31,14 +31,14 @@ JOBS = (  # options of jobs and machines, a group of its own in --help
 LARGEST_DBM = 300  # 1e27 W, which float32 holds
 
 
-_keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=64)  # by the values of frozen records
+_keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=64)  # keyed by values of frozen records
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
     """Data set to learn from."""
 
-    # All classes are no choice, so that runs from before there was one keep their random numbers.
+    # `classes=None` does not count, so that runs made before this option existed keep their random numbers.
     COUNTS: ClassVar = (
         {"classes": lambda options: options["classes"] is not None},
         dict.fromkeys(("label_column", "site_column"), lambda options: has_columns(options["dataset"])),
@@ -49,11 +49,13 @@ class Data:
     """digits, mnist, fashion_mnist, cifar10, or data of your own: FILE.csv, FILE.parquet, FILE.npz, or hf:NAME of the
     Hugging Face hub (docs/own_data.md)."""
     label_column: str = "label"
-    """Column of the labels of your own table; the others hold numbers."""
+    """Column of your own table that holds the labels. All other columns, but that of the sites, must hold numbers."""
     site_column: str | None = None
-    """Column of your own table that says where a sample lies. Each site is then a node, unless told otherwise."""
+    """Column of your own table that names the site (a hospital, say) of each sample. Each site is then a node, unless
+    --partition is given."""
     test_split: float = 0.2
-    """Share of a file's samples that test, evenly from each site and label, where the file is not split."""
+    """Share of the samples that are held out for testing, evenly from each site and label, if the file of your own data
+    has no test samples."""
     data_dir: str | None = unsaved(None)
     """Folder with the data set's files as their authors publish them."""
     classes: tuple[int, ...] | None = None
@@ -90,23 +92,23 @@ PARTITION, WRITERS = (
 
 @dataclasses.dataclass(frozen=True)
 class Clients:
-    """Who learns, and how the data are cut."""
+    """Nodes, and the partition of the data over them."""
 
     CUT: ClassVar = PARTITION
     COUNTS: ClassVar = (PARTITION.counts, {"own_test": lambda options: options["own_test"] != 0})
     nodes: int = 16
-    """Nodes n."""
+    """Number n of nodes (clients, where there is a server)."""
     partition: Literal["iid", "dirichlet", "shards", "quantity", "classes", "sites"] = "iid"
-    """iid, dirichlet (by label), shards, quantity (sizes differ, labels do not), classes (as many at each node), or
-    sites: a node for each site of the data set."""
+    """iid (at random), dirichlet (shares of labels differ), shards (pieces of the samples sorted by label), quantity
+    (sizes differ, shares of labels do not), classes (classes_per_node at each), or sites (a node for each site)."""
     alpha: float | None = None
-    """Concentration of the dirichlet and quantity partitions, which need it."""
+    """Concentration of the dirichlet and quantity partitions, which need it: the smaller, the more nodes differ."""
     classes_per_node: int | None = None
-    """Classes a node of the classes partition, which needs it."""
+    """Classes of each node in the classes partition, which needs it."""
     shards_per_node: int | None = None
-    """Shards a node of the shards partition, which needs it."""
+    """Shards of each node in the shards partition, which needs it."""
     own_test: float = 0.0
-    """Share of each node's samples that it holds out, in [0, 1): its model is tested on them, beside the test set."""
+    """Share of each node's samples, in [0, 1), that it does not train on: its model is tested on them, too."""
 
     def data(self, data: Data) -> Callable[[int], FederatedData]:
         """Seed -> the nodes' training data; the same function in every call. Every seed has its own partition."""
@@ -121,7 +123,7 @@ class Clients:
 
 @_keep
 def cut(data: Data, clients: Clients, *, held: bool = False) -> Callable[[int], FederatedData]:
-    """As `Clients.data`; with `held` what the nodes hold out."""
+    """Return the function of `Clients.data`, or with `held` that of the samples that the nodes hold out."""
     dataset, deal, share = data.load(), choose(clients.CUT, vars(clients)), getattr(clients, "own_test", 0.0)
 
     @functools.lru_cache(maxsize=2)
@@ -153,7 +155,7 @@ def _cnn(
     check.at_least(1, window=window)
     widest = 2 * max(shape[:2]) - 1
     if window > widest:
-        requirement = f"must be at most {widest}, beyond which a kernel meets no pixel"
+        requirement = f"must be at most {widest}: the edge of a larger kernel meets no pixel"
         raise ArgumentError("window", requirement, f"got {window}", "Pass a smaller one.")
     layers: dict[str, Any] = {"channels": channels, "window": window, "hidden": dense_units, "activation": activation}
     return models.cnn(shape, num_classes=classes, **layers)
@@ -190,7 +192,7 @@ class Network:
     """Multilayer perceptron, small convolutional network, ResNet-18 with group norm, or DZOFL's network: 20 and 40
     kernels of 7x7, which need images of 14x14 at least."""
     hidden: tuple[int, ...] = (32,)
-    """Units of the hidden layers of mlp; none makes it a multinomial regression."""
+    """Units of each hidden layer of mlp; without hidden layers it is a multinomial regression."""
     activation: Literal["relu", "tanh"] = "relu"
     """Activation of the hidden layers of mlp and cnn."""
     channels: tuple[int, ...] = (32, 64)
@@ -198,16 +200,16 @@ class Network:
     window: int = 5
     """Height and width of the kernels of cnn."""
     dense_units: int | None = 512
-    """Units of the hidden dense layer of cnn, or None."""
+    """Units of the hidden dense layer of cnn; None leaves this layer out."""
     resnet_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages of resnet18, each at most 32 or a multiple of it."""
     node_loop: str = "auto"
     """Loop of a round over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
-    convolutions on a CPU, else vmap. Fewer at once take less memory. devices:map and the like share the nodes out over
-    devices. Results agree to rounding."""
+    convolutions on a CPU, else vmap. Fewer at once take less memory. devices:vmap, devices:map and devices:chunk:k
+    share the nodes out over devices. Results agree to rounding."""
     compute_dtype: Literal["float32", "bfloat16"] = since("float32", {"float32": UNSAID})
-    """bfloat16 runs the layers on rounded parameters and inputs, faster where the machine multiplies bfloat16.
-    Parameters, gradients, losses and statistics of normalizations stay float32."""
+    """Number format in which layers compute. bfloat16 rounds their parameters and inputs, which is faster on hardware
+    that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32."""
 
     @_keep
     def task(self, data: Data) -> Task:
@@ -226,35 +228,35 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Costs:
-    """Devices and links from which seconds and joules are computed, by default DZOFL's, see docs/costs.md. No model
-    depends on them."""
+    """Assumed devices and links, from which simulated seconds and joules are computed; the defaults are DZOFL's
+    (docs/costs.md). No model depends on them."""
 
     operations_per_second: float = stated(4e9)
     """Operations per second of each node; 4e9 is one per cycle at 4 GHz."""
     uplink_bits_per_second: float = stated(10e6)
-    """From each node."""
+    """Bits per second that each node sends."""
     downlink_bits_per_second: float = stated(10e6)
-    """To each node; inf takes no time."""
+    """Bits per second that each node receives; with inf receiving takes no time."""
     slot_seconds: float = stated(0.125e-3)
-    """Least airtime of what is sent."""
+    """Shortest time on the air of a message, in seconds: one slot of 5G."""
     transmit_dbm: float = stated(23.0)
     """Power while a node sends, in dBm."""
     downlink_watts: float = stated(0.0)
-    """Power while a node is sent to; 0 leaves the energy of the way down out."""
+    """Power, in watts, spent while data are sent to a node; with 0 that energy is not counted."""
     forward_bits: int = stated(16)
-    """Precision of a forward pass."""
+    """Bits of a number in a forward pass, as the energy model counts it; computations do not depend on it."""
     backward_bits: int = stated(32)
-    """Precision of a backward pass, and of activations that are stored."""
+    """Bits of a number in a backward pass, and of a stored activation, as the energy model counts them."""
     mac_joules: float = stated(3.7e-12)
-    """Energy of one operation at backward_bits."""
+    """Energy, in joules, of one operation at backward_bits."""
     energy_exponent: float = stated(1.25)
-    """Power of the share of these bits with which an operation's energy falls."""
+    """Exponent e: an operation at forward_bits takes mac_joules times (forward_bits / backward_bits)^e."""
     dram_factor: float = stated(150.0)
-    """Energy of an access to DRAM, in operations."""
+    """Energy of one access to DRAM, as a multiple of an operation's."""
     mac_units: int = stated(64)
-    """Units of a device that compute side by side."""
+    """Multiply-accumulate units of a device, which compute side by side."""
     sram_bits: float = stated(64e6)
-    """Memory of a device; what parameters and activations take beyond it goes to DRAM."""
+    """On-chip memory of a device, in bits; parameters and activations that do not fit go to DRAM."""
 
     def energy_model(self) -> channel.EnergyModel:
         """Energy model of operations."""
@@ -306,31 +308,32 @@ class Run(Launch, Distributed):
     checkpoint_every: int = unsaved(10)
     """Evaluations between checkpoints."""
     checkpoint_minutes: float | None = unsaved(10.0)
-    """Minutes after which the end of a chunk of rounds brings a checkpoint, too, or None. No number depends on them."""
+    """Minutes after which the next end of a chunk of rounds brings a checkpoint, too; None: never. No result depends on
+    it."""
     keep_params: bool = unsaved(True)
-    """Write the parameters at the end to final/ of the run directory, a file a configuration and seed."""
+    """Write the final parameters to final/ of the run directory, one file for each configuration and seed."""
     x: Literal["rounds", "bits", "seconds", "joules", "operations", "evaluations"] = unsaved("rounds")
-    """Quantity against which curves are drawn: rounds, or what all nodes have sent, taken, spent or computed up to
-    them."""
+    """Horizontal axis of curves: rounds, or a total of all nodes up to each round: bits sent, simulated seconds,
+    joules, operations, or evaluations (gradients and forward passes)."""
     rank_by: str | None = unsaved(None)
     """Metric by which cases are sorted and the best one is named, for instance test_accuracy_worst_node: a column of
     the closing table, by default its first."""
     out: str | None = unsaved(None)
-    """The run directory itself; default runs/EXPERIMENT/NAME."""
+    """Directory for this run's files, not its parent; default runs/EXPERIMENT/NAME."""
     resume: bool = unsaved(False)
     """Go on with an interrupted run."""
     quiet: bool = unsaved(False)
-    """No progress."""
+    """Show no progress."""
     devices: int | None = unsaved(None)
-    """Devices that share the run: GPUs, or parts of a CPU. By default an accelerator computes alone, and the cores of a
-    CPU share the lanes of a sweep, or convolutions. Results agree to rounding, random numbers bit for bit."""
+    """Devices that share the run: GPUs, or parts of a CPU. By default one accelerator computes alone, and the cores of
+    a CPU share lanes (configurations with a seed each), or convolutions. Results agree to rounding, random numbers bit
+    for bit."""
     shard: Literal["nodes", "lanes"] = unsaved("nodes")
-    """Work that --devices share: the nodes of every network, whose number they must divide, or the lanes of a
-    sweep: configurations with a seed each."""
-
+    """Work that --devices share: the nodes of every network, whose number must be a multiple of theirs, or the lanes
+    of a sweep: configurations with a seed each."""
     lanes_at_once: int | None = unsaved(None)
-    """Lanes of one program, configurations with a seed each, that a device computes side by side. By default 1 on a
-    CPU, and elsewhere as many as memory holds. Results agree to rounding."""
+    """Number of lanes (a lane is a configuration with one seed) of a compiled program that a device computes side by
+    side. By default 1 on a CPU, and elsewhere as many as memory holds. Results agree to rounding."""
     track: tuple[Literal["tensorboard", "wandb"], ...] = unsaved(())
     """Pass evaluations on as they are made, to TensorBoard (files in the run directory), to Weights & Biases, or to
     both: pip install '.[track]', and docs/tracking.md."""
@@ -343,7 +346,7 @@ class Run(Launch, Distributed):
         return None if num_devices is None else Placement(num_devices, self.shard)
 
     def check(self) -> None:
-        """Refuse numbers that neither jobs nor processes can have, both together, and a tracker that is not there."""
+        """Refuse jobs together with processes, numbers that neither can have, and a tracker that is not installed."""
         if self.distributed and self.has_jobs:
             found, remedy = f"got {self.launcher} beside it", "Leave --launcher out."
             raise ArgumentError("distributed", "excludes jobs", found, remedy)
@@ -355,14 +358,14 @@ class Run(Launch, Distributed):
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
-    """Secret key and published folder of a private run that is no simulation."""
+    """Secret key and published folder of a private run. Without a secret key a run is a simulation: whoever knows its
+    seed can subtract the noise."""
 
     seed_from_os: bool = stated(False)
-    """Make model, batches and noise of a key that the operating system draws and that no published file holds. It lies
-    in private/key of the run directory, for --resume. Without it a run is a simulation: its seed takes the noise
-    off."""
+    """Draw model, batches and noise from a secret key that the operating system provides. The key lies in private/key
+    of the run directory, for --resume, and in no published file."""
     publish: str | None = unsaved(None)
-    """Folder for what the proven statements cover, and nothing else: parameters and statements. Needs
+    """Folder that receives only what the proven statements of privacy cover: parameters and statements. Needs
     --seed-from-os."""
 
     def check(self) -> None:

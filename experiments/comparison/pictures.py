@@ -21,6 +21,7 @@ from jaxfl.analysis.plots import (
     style_axes,
 )
 from jaxfl.frame import Finished
+from jaxfl.privacy.statements import RELATIONS
 from jaxfl.training.json_files import write_atomically
 
 from .options import SILENT
@@ -83,7 +84,10 @@ def best_rows(finished: Finished) -> list[dict[str, Any]]:
 def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
     """Accuracy at the end against epsilon; at the middle budget its curves against bits and seconds."""
     folder = finished.run.path
-    figure = new_figure(12.0, 4.4, run_title(folder / "config.json"))
+    config = next(iter(finished.rows.values())).config
+    title = f"{run_title(folder / 'config.json')}: {config.clients.nodes} nodes, {config.learning.rounds} rounds, "
+    relation = RELATIONS[config.budget.neighboring_relation]
+    figure = new_figure(12.0, 4.4, f"{title}each run at the same proven ε ({relation}, δ = {config.budget.dp_delta:g})")
     panels, lines, handles = figure.subplots(1, 3, sharey=True), read_lines(folder), {}
     budgets = sorted({row["target_epsilon"] for row in rows} - {None})
     middle = budgets[len(budgets) // 2] if budgets else None
@@ -95,6 +99,7 @@ def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
             handles[method] = panels[0].axhline(height[0], color="0.5", linestyle=style["linestyle"])
             continue
         x = [row["target_epsilon"] for row in own]
+        style = {**style, "color": "0.5"} if method == "alone" else style
         mark = {"marker": _MARKS[number % len(_MARKS)], "markersize": 5}
         handles[method] = panels[0].errorbar(x, height, spread, capsize=2, **mark, **style)
         (best,) = [row for row in own if row["target_epsilon"] == middle] or [own[0]]

@@ -161,6 +161,7 @@ class Configuration:
         learning, budget = self.learning, self.budget
         assert not isinstance(learning.rounds, str)
         noise_multiplier, silent = budget.noise_multiplier, learning.method not in PRIVATE_STEPS
+        assert not isinstance(noise_multiplier, str)
         if silent or (
             isinstance(noise_multiplier, int | float) and not noise_multiplier
         ):  # zeros cost as much as noise

@@ -74,6 +74,7 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
         requirement = f"must leave something of target_epsilon, {budget.target_epsilon:g}, to the iterations"
         found = f"got {learning.constants_noise:g}, with which {learning.rounds} estimates alone cost {alone:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
+    assert not isinstance(budget.max_iterations, str)
     noise = accounting.calibrate_noise_multiplier(
         [*releases],
         budget.max_iterations,

@@ -2,6 +2,8 @@
 
 import csv
 import json
+from collections.abc import Callable, Mapping
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,10 +13,11 @@ from run_files import run_lines
 from experiments import EXPERIMENTS
 from experiments.comparison.options import COMPARED, METHODS, SILENT, UPDATES
 from experiments.comparison.prepare import _row
-from jaxfl.frame import flat, main
+from jaxfl.frame import Prepared, Row, flat, main
 from jaxfl.frame.experiment import request
 
 COMPARISON = EXPERIMENTS["comparison"]
+PREPARE = cast("Callable[[Mapping[str, Row]], Prepared]", COMPARISON.prepare)
 SMALL = {"nodes": 5, "rounds": 4, "num_train": 200, "num_test": 40, "batch_size": 4, "hidden": (4,), "step_size": 0.3}
 SMALL |= {"evaluate_every": 2}
 
@@ -27,7 +30,7 @@ def asked(method, **changes):
 @pytest.fixture(scope="module")
 def cases():
     rows = {method: next(iter(asked(method).rows.values())) for method in METHODS}
-    return COMPARISON.prepare(rows).cases
+    return PREPARE(rows).cases
 
 
 def test_all_private_methods_are_compared():
@@ -100,7 +103,7 @@ def test_the_best_step_of_each_is_that_of_results_csv(tmp_path, capsys):
 def test_refusals():
     for method in ("DP-GT", "noisy-states"):
         rows = asked(method, neighboring_relation="zero_out").rows
-        refused(lambda rows=rows: COMPARISON.prepare(rows), "neighboring_relation", "replace_one")
+        refused(lambda rows=rows: PREPARE(rows), "neighboring_relation", "replace_one")
     refused(lambda: asked("pooled", target_epsilon=2.0), "target_epsilon")
 
 

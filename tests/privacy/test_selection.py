@@ -61,7 +61,7 @@ def test_pure_epsilons_multiply(kind, factor):  # (2 + eta) epsilon: Papernot an
 @pytest.mark.parametrize("kind", KINDS)
 def test_below_the_bound_in_renyi_divergences(kind):
     for mu, mean in ((0.3, 10), (0.3, 100), (1.0, 40)):
-        theirs = rdp.RdpAccountant(orders=1 + np.geomspace(0.05, 2000, 300))
+        theirs = rdp.RdpAccountant(orders=(1 + np.geomspace(0.05, 2000, 300)).tolist())
         one = dp_event.GaussianDpEvent(1 / mu)
         theirs.compose(dp_event.RepeatAndSelectDpEvent(one, mean, 1 if kind == "geometric" else 0))
         ours = selected_epsilon(lambda delta, mu=mu: gaussian_epsilon(mu, delta), Selection(kind, mean), 1e-5)

@@ -41,7 +41,8 @@ class Weights:
     """Graphs of the network: which agent hears which."""
 
     graph: str = "five_agents"
-    """The two directed graphs of DP-GT, for states (weights R) and trackers (weights C). Two graphs: five_agents,
+    """The two directed graphs of DP-GT, for states (weights R) and trackers (weights C), by default five_agents for
+    five agents and exponential for others. Two graphs: five_agents,
     five_agents_self_loops, or a FILE.npy with R and C, shape (2, n, n), where entry (i, j) weighs j's message at i. One
     graph for both: directed_ring, exponential (its rounds averaged), ring, complete, star, or a FILE.csv with a sender
     and a receiver, by the names of sites, in each row."""
@@ -313,6 +314,7 @@ DERIVED = {
         option: lambda options, names, name=name: getattr(scheme_steps(options["scheme"], options["iterations"]), name)
         for option, name in STEPS.items()
     },
+    "graph": lambda options, names: "five_agents" if options["nodes"] == 5 else "exponential",
     "batch_size": _batch_size,
     "clip_norm": lambda options, names: (
         1.0 if options["distribution"] == "gaussian" else 10.0 if options["dataset"] == "digits" else 20.0

@@ -49,8 +49,8 @@ def published_ledger(config: Configuration) -> Ledger:
     """The configuration's ledger as the paper charges it."""
     dataset, model, batch = config.data.load(), config.costs.energy_model(), config.learning.batch_size
     names = DZOFL_COUNTED if config.network.model == "dzofl_cnn" else None  # the paper's O_c has these layers' outputs
-    network = choose(NETWORKS, vars(config.network))(dataset)
-    counts = total(count(network, image_shape(dataset), counted=names))
+    network, shape = choose(NETWORKS, vars(config.network))(dataset), dataset.train_inputs.shape[1:]
+    counts = total(count(network, image_shape(dataset) if len(shape) > 1 else shape, counted=names))
     batch_counts = counts._replace(activations=batch * counts.activations)
     forward, backward = forward_energy(batch_counts, model), backward_energy(batch_counts, model)
     book, seconds = config.ledger(), counts.operations / config.costs.operations_per_second

@@ -125,9 +125,9 @@ class Learning:
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
     network's real constants that K is often far too small to train."""
     step_size: float | Literal["theory", "auto"] = traced(0.2)
-    """Step size gamma. theory: sqrt(n / K). auto: the more noise, the smaller. Default: 0.2 for digits, tuned at
-    epsilon 8; else auto with --target-epsilon, and without it 0.5 times the batch size to the power 0.6, tuned
-    without noise."""
+    """Step size gamma. theory: sqrt(n / K). auto: the more noise, the smaller. Default: auto with
+    --target-epsilon. Without it 0.2 for digits, tuned at their budget of 8, and elsewhere 0.5 times the batch size to
+    the power 0.6, tuned without noise."""
     batch_size: int = 40
     """Expected number of samples (of table entries with a per_batch table) that a node takes in an iteration. Default:
     646 / nodes, which is 0.45 of a node's samples of digits."""
@@ -332,7 +332,7 @@ DERIVED = {
     "batch_size": lambda options, names: max(1, 646 // max(1, options["nodes"])),
     "step_size": lambda options, names: (
         0.2
-        if options["dataset"] == "digits"
+        if options["dataset"] == "digits" and not {"target_epsilon", "node_epsilons"} & {*names}
         else "auto"
         if options["noise_std"] == "calibrated" and options["method"] != _DELAYED
         else quiet_step_size(options["batch_size"])

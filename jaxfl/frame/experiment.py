@@ -14,14 +14,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxfl.core import Algorithm, ArgumentError, Array
-from jaxfl.data.pool import writers_of
 from jaxfl.data.tables import is_file
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, without
 from jaxfl.frame.options import UNSAID, flat, lay, options, refuse_out_of_range, text_of
+from jaxfl.frame.own_files import fitted, of_sites
 from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
 from jaxfl.training.run_directory import slug
@@ -274,29 +272,17 @@ def _overlays(
         layer = {**of_dataset(dataset).changes, **below[2].changes, **below[3].changes, **values}
         for name in _rivals(experiment, {*below[2].changes, *below[3].changes, *values}):
             layer.pop(name, None)
-        layer |= _of_sites(lay(experiment.base, layer), {**below[2].changes, **below[3].changes, **values})
+        layer |= of_sites(lay(experiment.base, layer), {**below[2].changes, **below[3].changes, **values})
         names = frozenset(layer)
-        config = lay(experiment.base, layer)
+        config = fitted(lay(experiment.base, layer), names)
         for name, value in layer.items():
             refuse_out_of_range(name, value, table[name])
         for name, rule in experiment.derived.items():
             if name not in names:
-                config = lay(config, {name: rule(flat(config), names)})
+                config = fitted(lay(config, {name: rule(flat(config), names)}), names)
         return config
 
     return axes, config_of
-
-
-def _of_sites(config: Any, given: Collection[str]) -> dict[str, Any]:
-    """Options that follow from a column of sites unless they are given: each site is a node."""
-    values, changes = flat(config), {}
-    if not is_file(values.get("dataset", "")):
-        return changes
-    if values.get("site_column") and "partition" in values and "partition" not in given:
-        changes["partition"] = "sites"
-    if {**values, **changes}.get("partition") == "sites" and "nodes" not in given:
-        changes["nodes"] = len(np.unique(writers_of(config.data.load())))
-    return changes
 
 
 def _rivals(experiment: Experiment, names: Collection[str]) -> set[str]:

@@ -154,6 +154,12 @@ def mini_batch(
 
     def estimate(task, params, state, data, draws, round_index):
         if task.train_loss is not None:
+            if not isinstance(draws, KeyedDraws):
+                requirement, remedy = (
+                    "must hold keys for batch statistics or dropout",
+                    "Draw with gradient.draw_for(task, ...).",
+                )
+                raise ArgumentError("draws", requirement, "got draws of gradient.draw", remedy)
             return train(task, params, state, data, draws)
 
         def one_node(node_params, inputs, labels, mask):

@@ -217,7 +217,7 @@ def check_counts(sampler: Sampler, counts: Array, names: Sequence[str] | None = 
             "batch_size",
             f"must be at most the entries of the smallest node for {sampler.name} sampling",
             has,
-            f"Pass {count} or less, use the uniform sampler, or give nodes more data.",
+            f"Pass {count - (sampler.name == 'poisson')} or less, use the uniform sampler, or give nodes more data.",
         )
     if sampler.name == "poisson" and sampler.batch_size == count:
         raise ArgumentError(

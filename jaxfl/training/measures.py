@@ -340,7 +340,9 @@ def own_scores(task: Task, held: Callable[[int], FederatedData]) -> Measure:
         return {name: jnp.sum(samples.weights * value) for name, value in named.items()}
 
     def compute(node_params: PyTree, samples: TrainingSamples) -> dict[str, Array]:
-        line = {}
+        line, num_nodes = {}, len(samples.weights)
+        # An algorithm with a server has one model, which is then every node's.
+        node_params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *leaf.shape[1:])), node_params)
         for name, values in over_nodes(of_node, task.node_loop)((node_params, samples)).items():
             worst_of = jnp.max if name.endswith(LARGER_IS_WORSE) else jnp.min
             line |= {f"own_{name}": values.mean(), f"own_{name}_worst_node": worst_of(values)}

@@ -105,6 +105,38 @@ def test_an_audit_takes_a_table(table):
     assert data.inputs.shape == (160, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("privsgp_vr", "--iterations 2 --method PrivSGP"),
+        pytest.param("dzofl", "--rounds 2", marks=pytest.mark.slow),
+        pytest.param("dp_gradient_tracking", "--iterations 2 --smoothness 1", marks=pytest.mark.slow),
+    ],
+)
+def test_defaults_take_sites_of_few_samples(name, words, tmp_path, capsys):
+    """A default batch is one that the smallest site can draw, and a run on a table comes to its end."""
+    rows = [f"{k % 7},{k % 3},{SITES[0 if k < 14 else 1 + k % 3]},{k % 2}" for k in range(160)]
+    (tmp_path / "few.csv").write_text("\n".join(["age,dose,town,ill", *rows]) + "\n")
+    words = f"--dataset {tmp_path / 'few.csv'} --label-column ill --site-column town --quiet --seeds 0 {words}"
+    assert main(EXPERIMENTS[name], [*words.split(), "--out", str(tmp_path / "run")]) == 0, capsys.readouterr()
+    assert (tmp_path / "run" / "plots" / "training.png").exists()
+    options = {"dataset": str(tmp_path / "few.csv"), **OWN}
+    assert flat(request(EXPERIMENTS[name], options).config)["batch_size"] in (
+        3,
+        5,
+    )  # of 14 samples of a site 2 test; 3 is the scheme's own
+    assert flat(request(EXPERIMENTS[name], {**options, "batch_size": 9}).config)["batch_size"] == 9
+
+
+@pytest.mark.parametrize("name", ["ali_dpfl", pytest.param("dzofl", marks=pytest.mark.slow)])
+def test_a_server_s_model_is_tested_on_what_each_client_holds_out(name, tmp_path, capsys):
+    method = "DPFL --local-steps 2 --batch-size 4" if name == "ali_dpfl" else "FedAvg"
+    words = f"--rounds 2 --num-train 200 --own-test 0.2 --seeds 0 --quiet --method {method} --out {tmp_path / 'run'}"
+    assert main(EXPERIMENTS[name], words.split()) == 0, capsys.readouterr()
+    last = json.loads((tmp_path / "run" / "passes" / "0" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert 0 <= last["own_accuracy_worst_node"] <= last["own_accuracy"] <= 1
+
+
 def test_what_nodes_hold_out_tests_their_own_models(table, tmp_path, capsys):
     words = f"--dataset {table} --label-column ill --site-column town --method PrivSGP --batch-size 8 --own-test 0.25"
     words += f" --iterations 2 --noise-std 0.1 --quiet --seeds 0 1 --out {tmp_path / 'run'}"

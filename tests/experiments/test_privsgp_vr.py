@@ -97,7 +97,8 @@ class TestSpending:
             "--dataset mnist --noise-std 0.1 --target-epsilon 2": 0.5 * 12**0.6,
             "--dataset mnist --method A(DP)2SGD --graph ring --target-epsilon 2": 0.5 * 12**0.6,
             "--dataset mnist --target-epsilon 2": "auto",
-            "--target-epsilon 2": 0.2,
+            "--target-epsilon 2": "auto",
+            "--iterations 2": 0.2,
         }
         for words, step in steps.items():
             found = next(iter(lines_of(f"--batch-size 12 {words}").values())).config.learning.step_size

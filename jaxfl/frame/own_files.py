@@ -1,0 +1,42 @@
+"""Options that follow from a file of one's own: its sites, and batches that fit the smallest of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from jaxfl.data.pool import writers_of
+from jaxfl.data.tables import is_file
+from jaxfl.frame.options import flat, lay
+
+_SHARE = 0.45  # of the smallest node's samples, the largest default batch: what digits have
+
+
+def of_sites(config: Any, given: Collection[str]) -> dict[str, Any]:
+    """Options that follow from a column of sites unless they are given: each site is a node."""
+    values, changes = flat(config), {}
+    if not is_file(values.get("dataset", "")):
+        return changes
+    if values.get("site_column") and "partition" in values and "partition" not in given:
+        changes["partition"] = "sites"
+    if {**values, **changes}.get("partition") == "sites" and "nodes" not in given:
+        changes["nodes"] = len(np.unique(writers_of(config.data.load())))
+    return changes
+
+
+def fitted(config: Any, given: Collection[str]) -> Any:
+    """The configuration with a default batch that the smallest node of a file can draw, where that is known."""
+    values = flat(config)
+    if "batch_size" in given or not is_file(values.get("dataset", "")) or not isinstance(values.get("batch_size"), int):
+        return config
+    dataset = config.data.load()
+    if values.get("partition") == "sites":
+        least = int(np.unique(writers_of(dataset), return_counts=True)[1].min())
+    elif values.get("partition") == "iid":
+        least = len(dataset.train_labels) // max(1, values["nodes"])
+    else:
+        return config
+    most = int(_SHARE * least * (1 - values.get("own_test", 0.0)))
+    return lay(config, {"batch_size": max(1, min(values["batch_size"], most))})

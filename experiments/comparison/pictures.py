@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,15 @@ from jaxfl.analysis.plots import (
     seeds_curve,
     style_axes,
 )
-from jaxfl.frame import Finished
+from jaxfl.frame import Finished, Row
 from jaxfl.privacy.statements import RELATIONS
 from jaxfl.training.json_files import write_atomically
 
 from .options import SILENT
 
 TABLE = "comparison.csv"
+_METRICS = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model")
+_OWN = ("method", "target_epsilon", "step_size", "baseline")
 _COSTS = ("bits_sent", "simulated_seconds", "joules")
 _ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)
 _MARKS = "osD^vPX*"
@@ -34,7 +36,7 @@ _AGAINST = {"total_bits_sent": "bits sent by all nodes", "total_simulated_second
 
 
 def finish(finished: Finished) -> list[Path]:
-    """Write comparison.csv, and draw it."""
+    """Write comparison.csv, and draw it where nothing varies but method, budget and step."""
     rows, folder = best_rows(finished), finished.run.path
     if not rows:
         return []
@@ -43,42 +45,56 @@ def finish(finished: Finished) -> list[Path]:
     writer.writeheader()
     writer.writerows(rows)
     write_atomically(folder / TABLE, text.getvalue().encode())
-    return [folder / TABLE, _draw(finished, rows)]
+    keys = [(row["method"], row["target_epsilon"]) for row in rows]
+    return [folder / TABLE, *([_draw(finished, rows)] if len({*keys}) == len(keys) else [])]
 
 
 def best_rows(finished: Finished) -> list[dict[str, Any]]:
     """The best step of each method and budget, by mean test accuracy over seeds; one that never ended is left out.
 
-    `at_an_end` says that the best step is the smallest or the largest of the grid, so that a better one may lie beyond.
+    Other options that vary are columns, too. `at_an_end` says that the best step is the smallest or the largest of the
+    grid, so that a better one may lie beyond.
     """
-    found: dict[tuple[str, float | None], list[tuple[float, str]]] = {}
-    cases = finished.summary["cases"]
+    found: dict[Any, list[tuple[float, str]]] = {}
     for name, row in finished.rows.items():
-        method = row.config.learning.method
-        mean = (cases[name].get("test_accuracy") or {}).get("mean")
-        budget = None if method in SILENT else row.config.budget.target_epsilon
-        found.setdefault((method, budget), []).append((-1.0 if mean is None else mean, name))
+        mean = _mean(finished.summary["cases"][name], "test_accuracy")
+        found.setdefault(tuple(_place(row).items()), []).append((-1.0 if mean is None else mean, name))
+    names = dict.fromkeys(name for row in finished.rows.values() for name in _place(row))
     rows = []
-    for (method, budget), tried in found.items():
+    for place, tried in found.items():
         accuracy, name = max(tried)
         if accuracy < 0:
             continue
-        case, steps = cases[name], [finished.rows[other].config.learning.step_size for _, other in tried]
-        step = finished.rows[name].config.learning.step_size
+        case, steps = finished.summary["cases"][name], [_step(finished, other) for _, other in tried]
         rows.append(
             {
-                "method": method,
-                "target_epsilon": budget,
-                "step_size": step,
-                "at_an_end": len(steps) > 1 and step in (min(steps), max(steps)),
-                "test_accuracy": accuracy,
+                **dict.fromkeys(names),
+                **dict(place),
+                "step_size": _step(finished, name),
+                "at_an_end": len(steps) > 1 and _step(finished, name) in (min(steps), max(steps)),
+                **{metric: _mean(case, metric) for metric in _METRICS},
                 "test_accuracy_std": case["test_accuracy"]["std"],
-                "test_accuracy_worst_node": (case.get("test_accuracy_worst_node") or {}).get("mean"),
-                **{cost: (case["costs"].get(cost) or {}).get("mean") for cost in _COSTS},
+                **{cost: _mean(case["costs"], cost) for cost in _COSTS},
                 "case": name,
             }
         )
     return rows
+
+
+def _place(row: Row) -> dict[str, Any]:
+    """What a best step is looked for at: method, budget, and other options that vary."""
+    learning, budget = row.config.learning, row.config.budget
+    others = {name: value for name, value in row.settings.items() if name not in _OWN}
+    epsilon = None if learning.method in SILENT else budget.target_epsilon
+    return {"method": learning.method, "target_epsilon": epsilon, **others}
+
+
+def _step(finished: Finished, name: str) -> float:
+    return finished.rows[name].config.learning.step_size
+
+
+def _mean(row: Mapping[str, Any], name: str) -> float | None:
+    return (row.get(name) or {}).get("mean")
 
 
 def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:

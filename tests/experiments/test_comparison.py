@@ -12,9 +12,11 @@ from run_files import run_lines
 
 from experiments import EXPERIMENTS
 from experiments.comparison.options import COMPARED, METHODS, SILENT, UPDATES
+from experiments.comparison.pictures import best_rows
 from experiments.comparison.prepare import _row
-from jaxfl.frame import Prepared, Row, flat, main
+from jaxfl.frame import Finished, Prepared, Row, flat, main
 from jaxfl.frame.experiment import request
+from jaxfl.training import RunDirectory
 
 COMPARISON = EXPERIMENTS["comparison"]
 PREPARE = cast("Callable[[Mapping[str, Row]], Prepared]", COMPARISON.prepare)
@@ -98,6 +100,16 @@ def test_the_best_step_of_each_is_that_of_results_csv(tmp_path, capsys):
         assert float(row["test_accuracy"]) == pytest.approx(max(np.mean(values) for values in means.values()))
         assert row["case"] in means
     assert (out / "plots" / "comparison.png").stat().st_size > 10_000
+
+
+def test_other_options_that_vary_are_places_of_their_own():
+    axes = ({"step_size": (0.1, 0.2)}, {"clip_norm": (1.0, 2.0)}, {"seed": (0, 1)})
+    found = request(COMPARISON, {"method": "PrivSGP"}, axes)
+    means = dict(zip(found.rows, (0.1, 0.4, 0.3, 0.2), strict=True))
+    cases = {name: {"test_accuracy": {"mean": mean, "std": 0.0}, "costs": {}} for name, mean in means.items()}
+    rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, found.rows, None))
+    picked = {row["clip_norm"]: (row["step_size"], row["test_accuracy"], row["at_an_end"]) for row in rows}
+    assert picked == {1.0: (0.2, 0.3, True), 2.0: (0.1, 0.4, True)}
 
 
 def test_refusals():

@@ -191,10 +191,10 @@ class TestFolder:
             warnings.showwarning = lambda message, *_: shown.append(str(message))
             with compilation_cache("default"):
                 kept[1].with_name(kept[1].name.replace("-cache", "-atime")).unlink()
-                compiled_anew(11)  # is not kept
+                compiled_anew(11)  # JAX before 0.12 does not keep it
                 compiled_anew(13)
         assert shown == []
-        assert len(entries(folder)) == 3
+        assert len(entries(folder)) in (3, 4)
 
 
 class TestPrograms:

@@ -16,6 +16,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxfl.core import ArgumentError, check
@@ -226,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     page = "Write one HTML page, with no other files, about runs that have ended."
     report = commands.add_parser("report", help=page, description=page, allow_abbrev=False)
     report.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run, as experiments leave it")
-    report.add_argument("--out", default="report.html", metavar="FILE", help="the page (default report.html)")
+    report.add_argument("--out", metavar="FILE", help="the page (default RUN/report.html; of several ./report.html)")
     about = "Compute the epsilon of a planned run, or the least noise for a budget; published and proven bounds."
     epsilon = commands.add_parser("epsilon", help=about, description=about, allow_abbrev=False)
     add = epsilon.add_argument
@@ -354,6 +355,14 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join([*textwrap.wrap(counted, 100), "", *claims, "", *textwrap.wrap(rests, 100)])
 
 
+def _page_of(runs: Sequence[str]) -> Path:
+    """Where the page goes without --out: into the run; of several runs here, where none may be yet."""
+    page = Path(runs[0] if len(runs) == 1 else ".") / "report.html"
+    if len(runs) > 1 and page.exists():
+        raise ArgumentError("path", "must be given where ./report.html is there", "got none", f"Pass --out {page}.")
+    return page
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer on standard output; returns the exit code, 2 for a wrong value, which gets one sentence."""
     asked = _parser().parse_args(argv)
@@ -361,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if asked.command == "report":
             from jaxfl.analysis.report import write_report  # and matplotlib
 
-            print(write_report(asked.runs, asked.out))
+            print(write_report(asked.runs, asked.out or _page_of(asked.runs)))
             return 0
         found = answer(asked)
     except ArgumentError as error:

@@ -180,7 +180,7 @@ def draw_panels(
                 handles[case] = draw_curve(axes, curve, line_style(front[case]))
             elif curve.x.size:
                 axes.plot(curve.x, curve.mean, color=_GREY, linewidth=0.7)
-        _finish_axes(axes, panel, axis)
+        finish_axes(axes, panel, axis)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
     if len(handles) > _MOST_IN_LEGEND:
@@ -291,12 +291,12 @@ def line_style(number: int) -> dict[str, Any]:
     return {"color": _COLORS[number % len(_COLORS)], "linestyle": _DASHES[number % len(_DASHES)]}
 
 
-def _finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:
+def finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:
     """Labels, grid and scale of curves."""
     style_axes(axes, panel, axis.label)
     finish_x(axes, axis)
-    heights = np.concatenate([np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines])
-    if not panel.is_accuracy and heights.min() > 0 and heights.max() / heights.min() > _LOG_FROM_RATIO:
+    heights = np.concatenate([[], *(np.asarray(line.get_ydata(), dtype=np.float64) for line in axes.lines)])
+    if heights.size and not panel.is_accuracy and heights.min() > 0 and heights.max() / heights.min() > _LOG_FROM_RATIO:
         axes.set_yscale("log")
 
 

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import base64
 import csv
-import html
 import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.analysis.html_parts import bullets, escaped, section, table_of
 from jaxfl.analysis.plots import (
     X_AXES,
     Panel,
     draw_curve,
-    finish_x,
+    finish_axes,
     line_style,
     new_figure,
     read_lines,
@@ -53,6 +53,8 @@ _COLUMNS = {  # of the table: entry of summary.json -> heading
 _COSTS = {"total_bits_sent": "bits sent", "total_simulated_seconds": "simulated seconds", "total_joules": "joules"}
 _BEFORE_METRICS = 9  # columns of sites.csv
 _MOST_COLORED = 14  # cases; further ones are grey
+_MOST_NAMED = 3  # cases, before a statement that they share
+_FEWEST_SORTED = 5  # cases, as in the closing table of a run
 _DRAWN_ELSEWHERE = "training.png"  # the page draws these curves itself, for all runs together
 
 
@@ -80,23 +82,27 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
         ArgumentError: a directory without summary.json and lines of measurements, or no folder for the page.
     """
     path, folders = Path(path), [Path(folder) for folder in run_dirs]
-    if not path.parent.is_dir():
-        raise ArgumentError("path", "must lie in a folder that exists", f"got {path}", "Make the folder.")
     if not folders:
         raise ArgumentError("run_dirs", "must name a run", "got none", "Pass a run directory.")
     shown = [one for folder in folders for one in _cases(folder, len(folders) > 1)]
+    if not path.parent.is_dir():
+        raise ArgumentError("path", "must lie in a folder that exists", f"got {path}", "Make the folder.")
+    if len(shown) >= _FEWEST_SORTED:
+        _, ranked = _ranking(shown)
+        places = {label: place for place, label in enumerate(ranked)}
+        shown.sort(key=lambda one: (_is_baseline(one), places.get(one.label, len(places))))
     title = ", ".join(dict.fromkeys(run_title(folder / "config.json") for folder in folders))
     parts = [
-        _section("Results", _results(shown)),
-        _section("Curves", _legend(shown) + _curves(shown)),
-        _section("Pictures of the runs", _pictures(folders)),
-        _section("Privacy", _statements(shown)),
-        _section("Sites", _sites(shown)),
-        _section("Differences of configuration", _differences(shown)),
-        _section("Where it ran", _environments(folders)),
+        section("Results", _results(shown)),
+        section("Curves", _legend(shown) + _curves(shown)),
+        section("Pictures of the runs", _pictures(folders)),
+        section("Privacy", _statements(shown)),
+        section("Sites", _sites(shown)),
+        section("Differences of configuration", _differences(shown)),
+        section("Where it ran", _environments(folders)),
     ]
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{_text(title)}</title>'
-    body = f'<h1>{_text(title)}</h1><p class="note">{_text(", ".join(map(str, folders)))}</p>{"".join(parts)}'
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escaped(title)}</title>'
+    body = f'<h1>{escaped(title)}</h1><p class="note">{escaped(", ".join(map(str, folders)))}</p>{"".join(parts)}'
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     page = f"<!doctype html><html lang=en><head>{head}<style>{style}</style></head><body>{body}</body></html>\n"
     path.write_text(page, encoding="utf-8")
@@ -136,25 +142,6 @@ def _read(path: Path) -> dict[str, Any]:
     return json.loads(path.read_bytes()) if path.exists() else {}
 
 
-def _text(value: Any) -> str:
-    return html.escape(str(value))
-
-
-def _section(heading: str, content: str) -> str:
-    """A part of the page; nothing where it has nothing to show."""
-    return f"<section><h2>{_text(heading)}</h2>{content}</section>" if content else ""
-
-
-def _table(heading: Sequence[str], rows: Iterable[Sequence[Any]], best: str | None = None) -> str:
-    """A table that scrolls by itself where it is wide; the row whose first cell is `best` is highlighted."""
-    head = "".join(f"<th>{_text(name)}</th>" for name in heading)
-    body = "".join(
-        f"<tr{' class=best' if row[0] == best else ''}>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>"
-        for row in rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
 def _spread(name: str, value: Mapping[str, Any] | None) -> str:
     """Mean and standard deviation over seeds; accuracies in per cent."""
     if value is None or value["mean"] is None:
@@ -164,15 +151,19 @@ def _spread(name: str, value: Mapping[str, Any] | None) -> str:
     return form.format(unit * value["mean"]) + deviation + (" %" if unit == 100 else "")
 
 
-def _best(shown: Sequence[Shown]) -> str | None:
-    """Label of the best case that is no baseline, by mean accuracy where there is one, else by test loss."""
-    for metric, sign in (("test_accuracy", 1), ("test_loss", -1)):
-        rows = {one.label: one.row for one in shown if not one.row.get("settings", {}).get("baseline")}
+def _is_baseline(one: Shown) -> bool:
+    return bool(one.row.get("settings", {}).get("baseline"))
+
+
+def _ranking(shown: Sequence[Shown]) -> tuple[str, list[str]]:
+    """Mean accuracy where there is one, else test loss, and the cases by it from best to worst; no baselines."""
+    for metric, sign in (("test_accuracy", -1), ("test_loss", 1)):
+        rows = {one.label: one.row for one in shown if not _is_baseline(one)}
         means = {label: row[metric]["mean"] for label, row in rows.items() if metric in row}
         known = {label: sign * mean for label, mean in means.items() if mean is not None}
         if len(known) > 1:
-            return max(known, key=known.__getitem__)
-    return None
+            return metric, sorted(known, key=known.__getitem__)
+    return "", []
 
 
 def _results(shown: Sequence[Shown]) -> str:
@@ -182,22 +173,25 @@ def _results(shown: Sequence[Shown]) -> str:
     metrics = [name for name in _COLUMNS if any(one.row.get(name) for one in shown)]
     costs = [name for name in _COSTS if any(_last(one, name) for one in shown)]
     short = EngFormatter(places=2, sep=" ")
-    heading = ["case", *(_COLUMNS[name] for name in metrics), "ε", *(_COSTS[name] for name in costs), "status"]
+    heading = ["case", "ε", *(_COLUMNS[name] for name in metrics), *(_COSTS[name] for name in costs), "status"]
     rows = [
         [
             one.label,
-            *(_spread(name, one.row.get(name)) for name in metrics),
             _epsilon_text(one),
+            *(_spread(name, one.row.get(name)) for name in metrics),
             *("–" if (cost := _last(one, name)) is None else short(cost) for name in costs),
             ", ".join(dict.fromkeys(one.row.get("status", []))),
         ]
         for one in shown
     ]
-    marked = "".join(f'<p class="mark">{_text(text)}</p>' for text in simulation({"": _all_statements(shown)}))
+    marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulation({"": _all_statements(shown)}))
     seeds = max(len(one.row.get("status", [])) for one in shown)
     note = f'<p class="note">Mean{f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"}. '
+    metric, ranked = _ranking(shown)
+    if ranked and len(shown) >= _FEWEST_SORTED:
+        note += f"From best to worst by {_COLUMNS[metric]}{', then baselines' * any(map(_is_baseline, shown))}. "
     note += "ε: of the worst node, by the first statement below that has one. Costs: sums over nodes and rounds.</p>"
-    return marked + _table(heading, rows, _best(shown)) + note
+    return marked + note + table_of(heading, rows, ranked[0] if ranked else None)
 
 
 def _all_statements(shown: Sequence[Shown]) -> list[Mapping[str, Any]]:
@@ -233,9 +227,10 @@ def _legend(shown: Sequence[Shown]) -> str:
         dashes = "" if style["linestyle"] == "solid" else " ".join(str(3 * part) for part in style["linestyle"][1])
         stroke = f'stroke="{style["color"]}" stroke-width="3" stroke-dasharray="{dashes}"'
         chip = f'<svg viewBox="0 0 34 10"><line x1="0" y1="5" x2="34" y2="5" {stroke}/></svg>'
-        items.append(f"<li>{chip}{_text(one.label)}</li>")
+        items.append(f"<li>{chip}{escaped(one.label)}</li>")
     if len(shown) > _MOST_COLORED:
-        items.append(f"<li>grey: {len(shown) - _MOST_COLORED} further cases</li>")
+        too = ", baselines among them" * any(map(_is_baseline, shown[_MOST_COLORED:]))
+        items.append(f"<li>grey: {len(shown) - _MOST_COLORED} further cases{too}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
@@ -262,10 +257,11 @@ def _panel(shown: Sequence[Shown], panel: Panel, x: str) -> str:
     def draw(axes: Axes) -> None:
         for number, one in reversed(list(enumerate(shown))):  # the first case lies on top
             curve = seeds_curve(one.lines, panel.metric, axis.totals)
-            if curve.x.size:
+            if curve.x.size and number < _MOST_COLORED:
                 draw_curve(axes, curve, _style_of(number))
-        style_axes(axes, panel, axis.label)
-        finish_x(axes, axis)
+            elif curve.x.size:
+                axes.plot(curve.x, curve.mean, linewidth=0.7, **_style_of(number))
+        finish_axes(axes, panel, axis)
 
     return _svg(draw, f"{panel.label} against {axis.label}")
 
@@ -300,42 +296,46 @@ def _svg(draw: Callable[[Axes], None], title: str) -> str:
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     drawn = buffer.getvalue()
-    return f'<figure role="img" aria-label="{_text(title)}">{drawn[drawn.index("<svg") :]}</figure>'
+    return f'<figure role="img" aria-label="{escaped(title)}">{drawn[drawn.index("<svg") :]}</figure>'
 
 
 def _pictures(folders: Sequence[Path]) -> str:
     """The pictures in the run directories, except the curves."""
     found = [path for folder in folders for path in sorted(folder.glob("plots/*.png")) if path.name != _DRAWN_ELSEWHERE]
     return "".join(
-        f'<figure><div class="scroll"><img alt="{_text(path.stem)}" src="data:image/png;base64,'
+        f'<figure><div class="scroll"><img alt="{escaped(path.stem)}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}"></div>'
-        f"<figcaption>{_text(path.parent.parent.name)}: {_text(path.stem.replace('_', ' '))}</figcaption></figure>"
+        f"<figcaption>{escaped(path.parent.parent.name)}: {escaped(path.stem.replace('_', ' '))}</figcaption></figure>"
         for path in found
     )
 
 
 def _statements(shown: Sequence[Shown]) -> str:
-    """Every statement of every case with its assumptions; assumptions that all share stand once."""
+    """Every statement with its assumptions; what several cases share stands once."""
     stated = _all_statements(shown)
     if not stated:
         return ""
     common = [text for text in stated[0].get("assumptions", []) if all(text in one["assumptions"] for one in stated)]
-    parts = []
+    groups: dict[tuple[str, ...], list[Shown]] = {}  # lines of statements -> the cases that state them
     for one in shown:
-        items = "".join(
-            f"<li>{_text(statement_text(each))}{_list([t for t in each['assumptions'] if t not in common])}</li>"
-            for each in one.row.get("privacy", [])
-        )
+        groups.setdefault(tuple(map(statement_text, one.row.get("privacy", []))), []).append(one)
+    parts = []
+    for texts, alike in groups.items():
+        items = []
+        for number, line in enumerate(texts):
+            rests = [[t for t in one.row["privacy"][number]["assumptions"] if t not in common] for one in alike]
+            shared = [text for text in rests[0] if all(text in rest for rest in rests)]
+            own = [(one, [t for t in rest if t not in shared]) for one, rest in zip(alike, rests, strict=True)]
+            apart = [f"{one.label}: {'; '.join(rest)}" for one, rest in own if rest]
+            items.append(f"<li>{escaped(line)}{bullets([*shared, *apart])}</li>")
         if items:
-            first = statement_text(one.row["privacy"][0])
-            parts.append(f"<details><summary><b>{_text(one.label)}</b>: {_text(first)}</summary>")
-            parts.append(f"<ul>{items}</ul></details>")
-    shared = f"<details><summary>Assumptions of all statements</summary>{_list(common)}</details>" if common else ""
-    return "".join(parts) + shared
-
-
-def _list(texts: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{_text(text)}</li>' for text in texts)}</ul>" if texts else ""
+            names = "; ".join(one.label for one in alike)  # which may hold commas
+            whose, names = (names, "") if len(alike) <= _MOST_NAMED else (f"{len(alike)} cases", f"{names}: ")
+            parts.append(f"<details><summary><b>{escaped(whose)}</b>: {escaped(texts[0])}</summary>")
+            parts.append(f"{escaped(names)}<ul>{''.join(items)}</ul></details>")
+    if common:
+        parts.append(f"<details><summary>Assumptions of all statements</summary>{bullets(common)}</details>")
+    return "".join(parts)
 
 
 def _sites(shown: Sequence[Shown]) -> str:
@@ -363,7 +363,7 @@ def _sites(shown: Sequence[Shown]) -> str:
                 *(_COLUMNS.get(name, name.replace("_", " ")) for name in metrics),
             ]
             opened = " open" if len(shown) == 1 and len(rows) <= 20 else ""
-            parts.append(f"<details{opened}><summary>{_text(one.label)}</summary>{_table(heading, rows)}</details>")
+            parts.append(f"<details{opened}><summary>{escaped(one.label)}</summary>{table_of(heading, rows)}</details>")
     return "".join(parts)
 
 
@@ -387,8 +387,8 @@ def _differences(shown: Sequence[Shown]) -> str:
     differing = [name for name, texts in values.items() if len(set(texts)) > 1]
     rows = [[one.label, *(values[name][number].strip('"') for name in differing)] for number, one in enumerate(shown)]
     same = [[name, texts[0].strip('"')] for name, texts in values.items() if name not in differing]
-    table = _table(["case", *differing], rows) if differing else ""
-    shared = _table(["option", "value"], same)
+    table = table_of(["case", *differing], rows) if differing else ""
+    shared = table_of(["option", "value"], same)
     return f"{table}<details><summary>{len(same)} options that all share</summary>{shared}</details>"
 
 
@@ -397,4 +397,4 @@ def _environments(folders: Sequence[Path]) -> str:
     found = [_read(folder / "config.json").get("environment", {}) for folder in folders]
     names = dict.fromkeys(name for environment in found for name in environment)
     rows = [[name, *(environment.get(name, "–") for environment in found)] for name in names]
-    return _table(["", *(folder.name for folder in folders)], rows) if names else ""
+    return table_of(["", *(folder.name for folder in folders)], rows) if names else ""

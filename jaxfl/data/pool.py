@@ -117,7 +117,7 @@ SCHEMES: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, see
         dataset.train_labels, nodes, shards_per_node, seed
     ),
     "writers": lambda dataset, nodes, seed, *, writers_per_node: whole_writers(
-        writers_of(dataset), nodes, writers_per_node, seed
+        writers_of(dataset, "writer"), nodes, writers_per_node, seed
     ),
     "sites": _sites,
 }
@@ -209,13 +209,15 @@ def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list
     return (train, test) if names is None else (NamedParts(train, names), NamedParts(test, names))
 
 
-def writers_of(dataset: Dataset) -> np.ndarray:
-    """The writers of a data set, one a training sample."""
+def writers_of(dataset: Dataset, called: str = "site") -> np.ndarray:
+    """The writers, or sites, of a data set, one a training sample; `called` so in errors."""
     writers = dataset.train_writers
     if writers is None or len(writers) != len(dataset.train_labels):
         found = f"{dataset.name} has {'none' if writers is None else f'{len(writers)} for {len(dataset.train_labels)}'}"
-        remedy = "Choose femnist or a file with sites (site_column), or pass train_writers to from_arrays."
-        raise ArgumentError("dataset", "must have the writer of each training sample", found, remedy)
+        remedy = "Name a file with a column of sites, and that column (site_column)."
+        if called == "writer":
+            remedy = "Choose femnist or a file with sites (site_column), or pass train_writers to from_arrays."
+        raise ArgumentError("dataset", f"must have the {called} of each training sample", found, remedy)
     return writers
 
 

@@ -233,7 +233,8 @@ def _of_columns(source: str, columns: Mapping[str, Any], roles: Mapping[str, str
     """The arrays `inputs`, `labels` and perhaps `sites` of a table."""
     for argument, column in roles.items():
         if column is not None and column not in columns:
-            found = f"{source} has {', '.join([*columns][:9])}" + (" and more" if len(columns) > 9 else "")
+            shown = [*columns] if len(columns) <= 9 else [*[*columns][:4], "...", *[*columns][-4:]]
+            found = f"{source} has {', '.join(shown)}"
             raise ArgumentError(argument, f"must be a column; {column} is not one", found, "Name one of them.")
     label, site = roles["label_column"], roles["site_column"]
     others = {name: values for name, values in columns.items() if name not in (label, site)}

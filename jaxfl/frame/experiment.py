@@ -215,14 +215,14 @@ def _baselines(experiment: Experiment, label: str, rows: Mapping[str, Row], resu
     own = [row for row in rows.values() if not row.baseline]
     compared = {key_of(row.config) for row in own}
     sources: dict[Any, list[tuple[Any, Row]]] = {}  # the options that count -> the baseline, and a row that it is of
-    for row in own:
-        changes = experiment.baselines[label](row)
-        config = row.config if changes is None else lay(row.config, changes)
+    made = [(lay(row.config, changes), row) for row in own if (changes := experiment.baselines[label](row)) is not None]
+    for config, row in made:
         if key_of(config) not in compared:
             sources.setdefault(key_of(config), []).append((config, row))
     if not sources:
-        found = f"{label} is among them, or exists for none of them"
-        raise ArgumentError("baselines", "must be rows beside those that are compared", found, "Leave it out.")
+        told = f"{label} is among the rows, or exists for none of them", "Leave it out."
+        mute = "the rows have no noise", "Pass --target-epsilon, or leave it out."
+        raise ArgumentError("baselines", "must be further rows", *(mute if made and label == "without_noise" else told))
     result = {}
     for pairs in sources.values():
         (config, first), settings = pairs[0], [row.settings for _, row in pairs]

@@ -187,6 +187,14 @@ def _require_sums(graph: Graph, line: str, requirement: str) -> None:
             "column": 'Divide every column by its sum; weights="uniform" gives such matrices on any graph.',
             "row": 'weights="metropolis" gives doubly stochastic matrices on any undirected graph.',
         }[line]
+        receives = graph.rounds[k] > 0
+        one_way = (receives > receives.T).tocoo()
+        if line == "row" and one_way.nnz:
+            from jaxfl.core.types import node_text
+
+            receiver, sender = (node_text(int(ends[0]), graph.names) for ends in (one_way.row, one_way.col))
+            found += f", and its edge from {sender} to {receiver} has no reverse"
+            remedy = 'Add the reverse of each edge. A file of edges needs no more; else pass weights="metropolis", too.'
         raise ArgumentError("graph", f"{requirement} (tolerance {TOLERANCE:g})", found, remedy)
 
 

@@ -24,7 +24,7 @@ class ProgressReport:
         self._quiet = quiet
         self._total = total_rounds
         self._done_here = self._done_since = self._part_done = self._part_total = 0
-        self._label, self._note = "", ""
+        self._label, self._note, self._is_compiled = "", "", False
         self._began = self._last_line = time.perf_counter()
         self._bar: rich.progress.Progress | None = None
         if not quiet and self._console.is_terminal:
@@ -54,6 +54,7 @@ class ProgressReport:
     def begin(self, label: str, num_rounds: int) -> None:
         """Tell that lanes with `num_rounds` rounds in all begin, or go on."""
         self._label, self._part_done, self._part_total, self._note = label, 0, num_rounds, ""
+        self._is_compiled = False
         self._show(rounds=0)
 
     def skip(self, rounds: int) -> None:
@@ -65,7 +66,7 @@ class ProgressReport:
 
     def compiled(self) -> None:
         """Tell that the rounds begin now: compiling does not count for the rate."""
-        self._began, self._done_since = time.perf_counter(), 0
+        self._began, self._done_since, self._is_compiled = time.perf_counter(), 0, True
 
     def advance(self, rounds: int) -> None:
         """Count rounds that have been run."""
@@ -83,10 +84,13 @@ class ProgressReport:
         self._line()
 
     def _rate(self) -> str:
-        """Rounds per second of these lanes, evaluations and checkpoints included; time left for the whole run."""
+        """Rounds per second of these lanes, evaluations and checkpoints included; time left for the whole run.
+
+        Before the first rounds "compiling"; nothing while none has been timed, and where none is left.
+        """
         elapsed = time.perf_counter() - self._began
-        if self._done_since == 0 or elapsed <= 0:
-            return "compiling"
+        if self._done_since <= 0 or elapsed <= 0:
+            return "" if self._is_compiled or 0 < self._part_total <= self._part_done else "compiling"
         rate = self._done_since / elapsed
         left = round((self._total - self._done_here) / rate)
         return f"{rate:.3g} rounds/s, {left // 60}:{left % 60:02d} left"
@@ -102,6 +106,7 @@ class ProgressReport:
         if self._quiet or self._bar is not None:
             return
         self._last_line = time.perf_counter()
-        note = f", {self._note}" if self._note else ""
-        text = f"{self._label}: round {self._part_done}/{self._part_total}{note} ({self._rate()})"
-        self._console.print(text, soft_wrap=True, markup=False)
+        done = [f"round {self._part_done}/{self._part_total}"] if self._part_total else []
+        told, rate = ", ".join([*done, *filter(None, [self._note])]), self._rate()
+        rate = f" ({rate})" if told and rate else rate
+        self._console.print(f"{self._label}: {told}{rate}", soft_wrap=True, markup=False)

@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import re
 
 import pytest
 from helpers import refused
@@ -118,6 +119,34 @@ def test_cases_of_several_runs_stand_beside_each_other(tmp_path):
     assert "second: &lt;A&gt;" in page
     assert "<A>" not in page
     assert "first: A" in page
+
+
+def test_many_cases_go_from_best_to_worst_and_what_they_share_stands_once(tmp_path):
+    run = _run(tmp_path, tuple("ABCDEF"))
+    rows = json.loads((run / "summary.json").read_text())["cases"]
+    for (case, row), mean in zip(rows.items(), (0.3, None, 0.9, 0.5, 0.99, 0.7), strict=True):
+        row["test_accuracy"]["mean"] = mean
+        row |= {"settings": {"baseline": "pooled"} if case == "E" else {}}
+        row["privacy"] = [STATED | {"assumptions": ["of all", f"clipped at {case}"]}]
+    (run / "summary.json").write_text(json.dumps({"cases": rows}))
+    page, _ = _page(run, to=tmp_path)
+    assert re.findall(r"<tr(?: class=best)?><td>(\w)</td><td>2.001 proven</td>", page) == list("CFDABE")
+    assert re.findall(r"</svg>(\w)</li>", page) == list("CFDABE")
+    assert "<th>case</th><th>ε</th>" in page
+    assert "<tr class=best><td>C</td>" in page
+    for once in ("<b>6 cases</b>: ε = 2.001 proven", "of all<", "C: clipped at C<"):
+        assert page.count(once) == 1
+
+
+def test_without_out_no_page_of_other_runs_is_lost(tmp_path, monkeypatch, capsys):
+    first, second = (str(_run(tmp_path, name=name)) for name in ("first", "second"))
+    monkeypatch.chdir(tmp_path)
+    assert command.main(["report", first]) == command.main(["report", first, second]) == 0
+    assert capsys.readouterr().out == f"{first}/report.html\nreport.html\n"
+    before = (tmp_path / "report.html").read_bytes()
+    assert command.main(["report", second, first]) == 2
+    assert "--out report.html" in capsys.readouterr().err
+    assert (tmp_path / "report.html").read_bytes() == before
 
 
 def test_the_command_writes_the_page_or_says_in_one_sentence_why_not(tmp_path, capsys):

@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 from helpers import refused
 
+from jaxfl import graphs
 from jaxfl.data import load_file, partition_dataset
 from jaxfl.data.tables import read_by_site
 from jaxfl.graphs.files import read_graph
@@ -128,6 +129,11 @@ def test_sites_are_nodes_with_their_names(tmp_path):
 BAD_TABLES = {
     "no such file": (lambda f: load_file(str(f / "none.csv")), "dataset", "none.csv"),
     "no column": (lambda f: load_file(table(f)), "label_column", "age, site, ill, dose"),
+    "many columns": (
+        lambda f: load_file(table(f, ",".join("1" * 21), heading=",".join("abcdefghijklmnopqrstu"))),
+        "label_column",
+        "has a, b, c, d, ..., r, s, t, u",
+    ),
     "no site": (lambda f: load_file(table(f), label_column="ill", site_column="town"), "site_column", "town"),
     "short row": (lambda f: load_file(table(f, *ROWS, "1,A,no"), label_column="ill"), "dataset", "row 62"),
     "text": (
@@ -181,6 +187,11 @@ class TestEdges:
         graph = read_graph(self.edges(tmp_path, "B,A", "A,C", "C,B"), 3)
         assert graph.names == ("A", "B", "C")
         np.testing.assert_array_equal(graph.mixing_matrix(0) > 0, [[1, 1, 0], [0, 1, 1], [1, 0, 1]])
+
+    def test_an_edge_without_its_reverse_is_named(self, tmp_path):
+        graph = read_graph(self.edges(tmp_path, "A,B", "B,A", "B,C"), 3)
+        words = ("edge from node 1 ('B') to node 2 ('C') has no reverse", "Add the reverse of each edge")
+        refused(lambda: graphs.require_doubly_stochastic(graph), "graph", *words)
 
     def test_edges_both_ways_mix_doubly_stochastically(self, tmp_path):
         graph = read_graph(self.edges(tmp_path, "10,2", "2,10", "2,1", "1,2"), 3)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import leave_undrawn
+from helpers import leave_undrawn, refused
 from problems import small_task, uneven_data
 from test_every_experiment import EXPERIMENTS, TRAINED, quick, run, small, words
 
@@ -51,6 +51,18 @@ def test_rows_and_names(name, arguments, expected):
     assert [row for row, made in asked.rows.items() if made.baseline] == expected
     plain = parse(EXPERIMENTS[name], arguments.partition("--baselines")[0].split())[0]
     assert {row: made for row, made in asked.rows.items() if not made.baseline} == plain.rows
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("privsgp_vr", "--noise-std 0 --baselines without_noise", ("no noise", "Pass --target-epsilon")),
+        ("dp_gradient_tracking", "--noise-gain 0 --baselines without_noise", ("no noise", "Pass --target-epsilon")),
+        ("ali_dpfl", "--method ALI-DPFL --baselines without_noise", ("exists for none", ". Leave it out")),
+    ],
+)
+def test_rows_that_would_be_the_compared_ones_are_refused(name, arguments, words):
+    refused(lambda: parse(EXPERIMENTS[name], arguments.split()), "baselines", *words)
 
 
 def test_pooled_takes_as_many_samples_as_all_nodes():

@@ -58,6 +58,22 @@ def test_a_long_part_says_something_now_and_then(monkeypatch):
     assert 2 <= shown < 10
 
 
+def test_compiling_is_said_until_the_first_rounds_alone(monkeypatch):
+    monkeypatch.setattr("jaxfl.training.progress._SECONDS_BETWEEN_LINES", -1.0)
+    console = _console(terminal=False)
+    with ProgressReport(40, console=console) as progress:
+        progress.begin("A", 0)  # a program that is compiled
+        progress.begin("B", 20)
+        progress.compiled()
+        progress.skip(10)
+        progress.advance(0)
+        progress.begin("C", 20)
+        progress.skip(20)  # by an earlier run
+        progress.end()
+    shown = "A: compiling|B: round 0/20 (compiling)|B: round 10/20|C: round 0/20 (compiling)|C: round 20/20"
+    assert _written(console).splitlines() == shown.split("|")
+
+
 def test_a_line_behind_an_evaluation_shows_its_metric(tmp_path, monkeypatch, capsys):
     """Not that of the evaluation before."""
     monkeypatch.setattr("jaxfl.training.progress._SECONDS_BETWEEN_LINES", -1.0)

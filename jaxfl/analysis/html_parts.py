@@ -1,0 +1,32 @@
+"""Parts of an HTML page: a section, a table, a list."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+def escaped(value: Any) -> str:
+    """A value's text, with `<` and `&` escaped."""
+    return html.escape(str(value))
+
+
+def section(heading: str, content: str) -> str:
+    """A part of the page; nothing where it has nothing to show."""
+    return f"<section><h2>{escaped(heading)}</h2>{content}</section>" if content else ""
+
+
+def table_of(heading: Sequence[str], rows: Iterable[Sequence[Any]], best: str | None = None) -> str:
+    """A table that scrolls by itself where it is wide; the row whose first cell is `best` is highlighted."""
+    head = "".join(f"<th>{escaped(name)}</th>" for name in heading)
+    body = "".join(
+        f"<tr{' class=best' if row[0] == best else ''}>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>"
+        for row in rows
+    )
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def bullets(texts: Sequence[str]) -> str:
+    """A list; nothing where there are no texts."""
+    return f"<ul>{''.join(f'<li>{escaped(each)}</li>' for each in texts)}</ul>" if texts else ""

@@ -1,5 +1,6 @@
 """The epsilons of the result pages' tables are those of the files beside them, rounded up."""
 
+import csv
 import json
 import re
 from pathlib import Path
@@ -70,3 +71,39 @@ def test_a_page_names_the_commits_at_which_its_commands_give_its_numbers(page):
     if page.parent.name not in (*PAGES, "embracing_fl"):  # whose revisions came before they were recorded, or changed
         configurations = [json.loads(path.read_text()) for path in page.parent.glob("*_config.json")]
         assert {one["environment"]["git_revision"][:7] for one in configurations} <= named
+
+
+def best_cell(row):
+    """A cell of the comparison's page: accuracy, spread over seeds, and the best step."""
+    spread = f" ± {100 * float(row['test_accuracy_std']):.1f}" if row["test_accuracy_std"] else ""
+    end = ", at an end" if row["at_an_end"] == "True" else ""
+    return f"{100 * float(row['test_accuracy']):.1f}{spread} (step {float(row['step_size']):g}{end})"
+
+
+def tables_of(page):
+    """Heading of a section -> its table, a list of rows of cells, the heading of columns first."""
+    name, tables = "", {}
+    for line in page.read_text().splitlines():
+        if line.startswith("## "):
+            name = line[3:].split(":")[0]
+        elif line.startswith("|") and not line.startswith("|---"):
+            tables.setdefault(name, []).append([cell.strip() for cell in line.split("|")[1:-1]])
+    return tables
+
+
+def test_every_cell_of_the_comparison_is_that_of_its_file():
+    folder = RESULTS / "comparison"
+    tables, files = tables_of(folder / "README.md"), sorted(folder.glob("*_comparison.csv"))
+    assert sorted(tables) == [file.name.removesuffix("_comparison.csv") for file in files]
+    for file in files:
+        with open(file, newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        heading, *shown = tables[file.name.removesuffix("_comparison.csv")]
+        option = heading[0].partition(", by ")[2] or "target_epsilon"
+        cells = {(row["method"], row[option]): best_cell(row) for row in rows}
+        for method, *values in shown:
+            for column, value in zip(heading[1:], values, strict=True):
+                budget = column.removeprefix("ε = ")
+                number = next((key for name, key in cells if name == method and key and float(key) == float(budget)), "")
+                assert value == cells[method, number], (file.name, method, column)
+        assert {method for method, *_ in shown} == {row["method"] for row in rows}

@@ -71,6 +71,7 @@ def test_commands_in_texts_are_understood(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("cases.csv").write_text("step_size,nodes\n0.1,8\n0.2,16\n")
     Path("patients.csv").write_text("age,hospital,ill\n" + "1,Oslo,yes\n2,Lund,no\n" * 9)
-    for name, arguments in re.findall(r"python -m experiments\.(\w+)([^`#\n]*)", path.read_text()):
+    whole_lines = path.read_text().replace("\\\n", " ")  # a backslash continues a command on the next line
+    for name, arguments in re.findall(r"python -m experiments\.(\w+)([^`#\n]*)", whole_lines):
         if name in EXPERIMENTS and "--help" not in arguments:
             assert parse(EXPERIMENTS[name], shlex.split(arguments.replace("<name>", "x")))[0].rows

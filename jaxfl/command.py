@@ -356,7 +356,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _page_of(runs: Sequence[str]) -> Path:
-    """Where the page goes without --out: into the run; of several runs here, where none may be yet."""
+    """Path of the page without --out: in the run; of several runs in the current folder, which may not have one yet."""
     page = Path(runs[0] if len(runs) == 1 else ".") / "report.html"
     if len(runs) > 1 and page.exists():
         raise ArgumentError("path", "must be given where ./report.html is there", "got none", f"Pass --out {page}.")

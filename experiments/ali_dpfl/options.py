@@ -69,7 +69,7 @@ class Learning:
     """Constant phi lambda^2 of the paper's convergence bound, by which ALI-DPFL chooses tau. The paper gives no value.
     A larger one allows a larger tau."""
     constants: Literal["as_published", "private"] = "private"
-    """How clients estimate the other constants of that bound. private: with noise, which the budget pays for.
+    """Estimation of the other constants of that bound by clients. private: with noise, which the budget pays for.
     as_published: from their data without noise, so that the run has no epsilon."""
     constants_batch: int | None = None
     """Number of a client's samples that an estimate takes, drawn anew in each round; all by default."""

@@ -86,7 +86,7 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
 
 
 def _held(config: Configuration) -> dict[str, Any]:
-    """How the budget is held: bound, delta and neighboring relation."""
+    """Bound, delta and neighboring relation that hold the budget."""
     budget = config.budget
     relation = budget.neighboring_relation if budget.bound == "proven" else None
     return {"bound": budget.bound, "dp_delta": budget.dp_delta, "neighboring_relation": relation}

@@ -20,7 +20,7 @@ SILENT = ("pooled", "without noise")
 
 
 class Method(NamedTuple):
-    """Where a method comes from."""
+    """Origin of a method."""
 
     experiment: Experiment
     changes: Callable[[Configuration], dict[str, Any]]  # its options, but for data, nodes, network, seed, evaluations

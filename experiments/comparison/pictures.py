@@ -82,7 +82,7 @@ def best_rows(finished: Finished) -> list[dict[str, Any]]:
 
 
 def _place(row: Row) -> dict[str, Any]:
-    """What a best step is looked for at: method, budget, and other options that vary."""
+    """Method, budget, and other options that vary: a best step is looked for at each of these places."""
     learning, budget = row.config.learning, row.config.budget
     others = {name: value for name, value in row.settings.items() if name not in _OWN}
     epsilon = None if learning.method in SILENT else budget.target_epsilon

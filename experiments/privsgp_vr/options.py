@@ -132,7 +132,7 @@ class Learning:
     """Expected number of samples (of table entries with a per_batch table) that a node takes in an iteration. Default:
     646 / nodes, which is 0.45 of a node's samples of digits."""
     sampler: Literal["poisson", "fixed", "uniform"] = "poisson"
-    """How a batch is drawn: poisson (each sample independently), fixed (without replacement) or uniform (with
+    """Draw of a batch: poisson (each sample independently), fixed (without replacement) or uniform (with
     replacement)."""
     clip_norm: float | None = traced(2.0)
     """Bound on each sample's gradient in the L2 norm; None leaves gradients as they are."""

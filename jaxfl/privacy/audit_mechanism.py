@@ -44,7 +44,7 @@ _TOGETHER = 8  # coordinates that are added up
 
 
 class Mechanism(NamedTuple):
-    """What an accountant was told of the mechanism, seen in one canary's coordinate."""
+    """Facts that an accountant was told of the mechanism, as they are seen in one canary's coordinate."""
 
     noise_std: float  # of one release
     signal: float  # mean over the draws of what an included canary adds over all releases

@@ -67,8 +67,9 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
     if learning.rounds == "auto":
         found, remedy = "got auto, which follows from the noise", "Pass a number, or a number for noise_multiplier."
         raise ArgumentError("rounds", "must be a number where noise is calibrated", found, remedy)
-    releases, private = {release_of(config, size) for size in sizes}, learning.method == ALI
-    private = private and learning.constants == "private"
+    private = learning.method == ALI and learning.constants == "private"
+    # Estimates without noise have no epsilon: the iterations beside them get the noise that they need alone.
+    releases = {release_of(config, size, with_estimates=private) for size in sizes}
     alone = max(accounting.epsilon(one, 0, learning.rounds * private, **_held(config)) for one in releases)
     if private and alone >= budget.target_epsilon:
         requirement = f"must leave something of target_epsilon, {budget.target_epsilon:g}, to the iterations"

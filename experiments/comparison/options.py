@@ -15,7 +15,7 @@ from .. import ali_dpfl, dp_gradient_tracking, privsgp_vr
 from ..privsgp_vr.options import METHODS as ON_A_GRAPH
 
 RELATIONS = ("zero_out", "replace_one")
-UPDATES = "DP-FedAvg"
+UPDATES, ADAPTIVE = "DP-FedAvg", "ALI-DPFL"
 SILENT = ("pooled", "without noise")
 
 
@@ -32,7 +32,10 @@ class Method(NamedTuple):
 class Learning:
     """The method, and what all methods share."""
 
-    COUNTS: ClassVar = (where("method", (UPDATES,), "num_active", "update_clip_norm"),)
+    COUNTS: ClassVar = (
+        where("method", (UPDATES,), "num_active", "update_clip_norm"),
+        where("method", (ADAPTIVE,), "kappa"),
+    )
     method: Literal[
         "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL", "DP-FedAvg",
         "alone", "pooled", "without noise"
@@ -51,6 +54,8 @@ class Learning:
     """Bound on each sample's gradient in the L2 norm."""
     local_steps: int = 3
     """Iterations of a client in a round, of methods with a server; ALI-DPFL divides as many over its rounds."""
+    kappa: float = traced(30.0)
+    """Constant by which ALI-DPFL chooses its steps of a round; a larger one allows more."""
     num_active: int = 4
     """Clients of DP-FedAvg that are expected in a round."""
     update_clip_norm: float = traced(1.0)
@@ -129,8 +134,6 @@ def _tracking(config: Configuration) -> dict[str, Any]:
         "dp_delta": budget.dp_delta,
         **({"graph": topology.graph} if is_tracking else {"baseline_graph": topology.undirected}),
         "iterations": learning.rounds,
-        # Their bounds do not gain from drawing samples, and a mean over more of them moves less.
-        "batch_size": int(config.clients.data(config.data)(config.run.seed).sizes.min()),
         **{name: getattr(learning, name) for name in ("step_size", "clip_norm")},
     }
 
@@ -147,7 +150,7 @@ def _estimates(config: Configuration) -> dict[str, Any]:
         dp_delta=budget.dp_delta,
         neighboring_relation=budget.neighboring_relation,
     )
-    return {"constants": "private", "constants_noise": noise}
+    return {"constants": "private", "constants_noise": noise, "kappa": learning.kappa}
 
 
 def _clients(config: Configuration) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def _clients(config: Configuration) -> dict[str, Any]:
     if learning.method == UPDATES:
         active = {"num_active": learning.num_active, "update_clip_norm": learning.update_clip_norm}
         return {**changes, **active, "local_steps": learning.local_steps}
-    own = _estimates(config) if learning.method == "ALI-DPFL" else {"local_steps": learning.local_steps}
+    own = _estimates(config) if learning.method == ADAPTIVE else {"local_steps": learning.local_steps}
     held = {"noise_multiplier": "calibrated", "neighboring_relation": budget.neighboring_relation}
     return {**changes, **own, **held, "clip_norm": learning.clip_norm}
 
@@ -170,7 +173,7 @@ _GOSSIP = {name: Method(privsgp_vr.EXPERIMENT, _gossip) for name in ON_A_GRAPH}
 _TRACKING = {
     name: Method(dp_gradient_tracking.EXPERIMENT, _tracking, ("replace_one",)) for name in ("DP-GT", "noisy-states")
 }
-_CLIENTS = {name: Method(ali_dpfl.EXPERIMENT, _clients) for name in ("ALI-DPFL", "DPFL", UPDATES)}
+_CLIENTS = {name: Method(ali_dpfl.EXPERIMENT, _clients) for name in (ADAPTIVE, "DPFL", UPDATES)}
 _BASELINES = {
     label.replace("_", " "): Method(privsgp_vr.EXPERIMENT, _gossip, baseline=label)
     for label in privsgp_vr.EXPERIMENT.baselines

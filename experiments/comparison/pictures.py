@@ -24,7 +24,7 @@ from jaxfl.frame import Finished, Row
 from jaxfl.privacy.statements import RELATIONS
 from jaxfl.training.json_files import write_atomically
 
-from .options import SILENT
+from .options import SILENT, UPDATES
 
 TABLE = "comparison.csv"
 _METRICS = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model")
@@ -36,7 +36,7 @@ _AGAINST = {"total_bits_sent": "bits sent by all nodes", "total_simulated_second
 
 
 def finish(finished: Finished) -> list[Path]:
-    """Write comparison.csv, and draw it where nothing varies but method, budget and step."""
+    """Write comparison.csv, and draw it where only method, budget and step vary, under one relation."""
     rows, folder = best_rows(finished), finished.run.path
     if not rows:
         return []
@@ -46,19 +46,22 @@ def finish(finished: Finished) -> list[Path]:
     writer.writerows(rows)
     write_atomically(folder / TABLE, text.getvalue().encode())
     keys = [(row["method"], row["target_epsilon"]) for row in rows]
-    return [folder / TABLE, *([_draw(finished, rows)] if len({*keys}) == len(keys) else [])]
+    relations = {row["neighboring_relation"] for row in rows} - {None}
+    is_one = len({*keys}) == len(keys) and len(relations) == 1
+    return [folder / TABLE, *([_draw(finished, rows)] if is_one else [])]
 
 
 def best_rows(finished: Finished) -> list[dict[str, Any]]:
-    """The best step of each method and budget, by mean test accuracy over seeds; one that never ended is left out.
+    """The best step of each method and budget, by mean test accuracy over seeds, among those that all seeds ended.
 
     Other options that vary are columns, too. `at_an_end` says that the best step is the smallest or the largest of the
     grid, so that a better one may lie beyond.
     """
     found: dict[Any, list[tuple[float, str]]] = {}
     for name, row in finished.rows.items():
-        mean = _mean(finished.summary["cases"][name], "test_accuracy")
-        found.setdefault(tuple(_place(row).items()), []).append((-1.0 if mean is None else mean, name))
+        of_seeds = (finished.summary["cases"][name].get("test_accuracy") or {}).get("per_seed", [None])
+        mean = -1.0 if None in of_seeds else sum(of_seeds) / len(of_seeds)
+        found.setdefault(tuple(_place(row).items()), []).append((mean, name))
     names = dict.fromkeys(name for row in finished.rows.values() for name in _place(row))
     rows = []
     for place, tried in found.items():
@@ -70,6 +73,7 @@ def best_rows(finished: Finished) -> list[dict[str, Any]]:
             {
                 **dict.fromkeys(names),
                 **dict(place),
+                "neighboring_relation": _relation(finished.rows[name]),
                 "step_size": _step(finished, name),
                 "at_an_end": len(steps) > 1 and _step(finished, name) in (min(steps), max(steps)),
                 **{metric: _mean(case, metric) for metric in _METRICS},
@@ -89,6 +93,14 @@ def _place(row: Row) -> dict[str, Any]:
     return {"method": learning.method, "target_epsilon": epsilon, **others}
 
 
+def _relation(row: Row) -> str | None:
+    """The neighboring relation of its budget."""
+    method = row.config.learning.method
+    if method in SILENT:
+        return None
+    return "zero_out_client" if method == UPDATES else row.config.budget.neighboring_relation
+
+
 def _step(finished: Finished, name: str) -> float:
     return finished.rows[name].config.learning.step_size
 
@@ -106,7 +118,7 @@ def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
     figure = new_figure(12.0, 4.4, f"{title}each run at the same proven ε ({relation}, δ = {config.budget.dp_delta:g})")
     panels, lines, handles = figure.subplots(1, 3, sharey=True), read_lines(folder), {}
     budgets = sorted({row["target_epsilon"] for row in rows} - {None})
-    middle = budgets[len(budgets) // 2] if budgets else None
+    middle = budgets[len(budgets) // 2]
     for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
         own, style = [row for row in rows if row["method"] == method], line_style(number)
         height = [row["test_accuracy"] for row in own]

@@ -35,7 +35,11 @@ def _row(method: Method, row: Row) -> Row:
     config: Configuration = row.config
     same = [*vars(config.data).items(), *vars(config.clients).items(), *vars(config.network).items()]
     same += [("seed", config.run.seed), ("evaluate_every", config.run.evaluate_every)]
-    asked = request(method.experiment, method.changes(config))
+    changes = method.changes(config)
+    if "batch_size" not in changes:  # bounds that do not gain from drawing samples: a mean over more of them moves less
+        data_of = config.clients.data(config.data)
+        changes["batch_size"] = min(int(data_of(seed).sizes.min()) for seed in row.seeds)
+    asked = request(method.experiment, changes)
     theirs = Row(lay(asked.config, dict(same)), row.seeds, row.settings)
     if not method.baseline:
         return theirs

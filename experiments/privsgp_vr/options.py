@@ -331,10 +331,12 @@ DERIVED = {
     ),
     "batch_size": lambda options, names: max(1, 646 // max(1, options["nodes"])),
     "step_size": lambda options, names: (
-        0.2
-        if options["dataset"] == "digits" and not {"target_epsilon", "node_epsilons"} & {*names}
-        else "auto"
-        if options["noise_std"] == "calibrated" and options["method"] != _DELAYED
+        "auto"
+        if options["noise_std"] == "calibrated"
+        and options["method"] != _DELAYED
+        and (options["dataset"] != "digits" or {"target_epsilon", "node_epsilons"} & {*names})
+        else 0.2
+        if options["dataset"] == "digits"
         else quiet_step_size(options["batch_size"])
     ),
     "evaluate_every": lambda options, names: (  # 0 until K is known

@@ -205,6 +205,8 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
         count = frame.get("num_samples", EveryExperiment.num_samples)
         seed = {"seed": frame["seeds"][0]} if frame.get("seeds") else {}
         search = search_of(frame.get("private_selection", "off"), count, {**flat(experiment.base), **changes, **seed})
+        if search is not None and experiment.run is not None:
+            raise ArgumentError("private_selection", "needs an experiment with rows", "got another", "Leave it out.")
         others, ranges = [*axes], frame["sample"]
         ends = {} if search is None else ends_of(ranges, table)
         axes.append(sample_axis(ranges, count, 0, table) if search is None else search.draw(ranges, table))
@@ -216,7 +218,8 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
     if preset is not None and preset not in experiment.presets:
         names = ", ".join(experiment.presets) or "none"
         raise ArgumentError("--preset", "must name a preset", f"got {preset!r}", f"This experiment has: {names}.")
-    asked = request(experiment, changes, axes, preset, frame.get("baselines", ()))
+    is_search = search is not None
+    asked = request(experiment, changes, axes, preset, frame.get("baselines", ()), numbered=is_search)
     if search is not None:
         at_ends = request(experiment, changes, [*others, ends], preset).rows
         asked = asked._replace(search=search._replace(ranges=ranges, ends=at_ends))

@@ -154,8 +154,12 @@ def request(
     grid: Grid = (),
     preset: str | None = None,
     baselines: Sequence[str] = (),
+    *,
+    numbered: bool = False,
 ) -> Request:
     """The rows that options and axes, as given explicitly, ask for over a preset and the defaults.
+
+    With `numbered` their names end with a number, so that values that read alike in six digits are told apart.
 
     Configurations that differ only in options that do not count there are one row. Rows of baselines come last.
 
@@ -189,7 +193,7 @@ def request(
     slugs: dict[str, dict[str, Any]] = {}  # name of a folder -> settings of its row
     for key, (config, seeds) in rows.items():
         settings = {name: value for name, value in dict(key).items() if name in varying}
-        name = _name(experiment, dict(key), varying)
+        name = _name(experiment, dict(key), varying) + (f", run {len(result) + 1}" if numbered else "")
         other = slugs.setdefault(slug(name), settings)
         if other is not settings:
             differing = (option for option in varying if other.get(option) != settings.get(option))

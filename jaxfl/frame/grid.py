@@ -104,7 +104,9 @@ def _tokens(value: Any) -> list[str]:
     return str(value).split()
 
 
-def sample_axis(ranges: Sequence[str], count: int, seed: int, options: Mapping[str, Option]) -> Axis:
+def sample_axis(
+    ranges: Sequence[str], count: int, seed: int, options: Mapping[str, Option], *, digits: int = 6
+) -> Axis:
     """Values drawn at random: `OPTION=LOW:HIGH` uniform, `OPTION=log:LOW:HIGH` uniform in the logarithm.
 
     Args:
@@ -112,6 +114,7 @@ def sample_axis(ranges: Sequence[str], count: int, seed: int, options: Mapping[s
         count: configurations.
         seed: the same seed draws the same configurations; more configurations begin with the same ones.
         options: of the experiment.
+        digits: of each value; 17 keep all of it.
 
     Raises:
         ArgumentError: a range that is none, or an option that is no number.
@@ -136,7 +139,7 @@ def sample_axis(ranges: Sequence[str], count: int, seed: int, options: Mapping[s
         share = np.random.default_rng((seed, number)).random(count)
         ends = np.array([low, high + integer])
         numbers = np.exp(np.log(ends[0]) + share * np.diff(np.log(ends))) if scale else ends[0] + share * np.diff(ends)
-        values[name] = [min(int(value), int(high)) if integer else float(f"{value:.6g}") for value in numbers]
+        values[name] = [min(int(value), int(high)) if integer else float(f"{value:.{digits}g}") for value in numbers]
     return axis(options, **values)
 
 

@@ -25,7 +25,7 @@ from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
 from jaxfl.frame.records import Publication, Run
-from jaxfl.frame.selecting import ON_TEST, check_search, winner_of
+from jaxfl.frame.selecting import ON_TEST, checked_search, winner_of
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
@@ -69,9 +69,11 @@ def run(request: Request) -> int:
     if where.rank_by is not None and not any(fnmatch.fnmatch(where.rank_by, one) for one in experiment.columns):
         remedy = f"Choose among {', '.join(experiment.columns)}."
         raise ArgumentError("rank_by", "must be a column of the closing table", f"got {where.rank_by}", remedy)
-    if request.search is not None and where.rank_by is not None and not where.rank_by.startswith(ON_TEST):
+    on_test = [name for name in experiment.columns if name.startswith(ON_TEST) and where.rank_by in (None, name)]
+    if request.search is not None and not on_test:
         requirement = "must be measured on test samples in a private selection"
-        raise ArgumentError("rank_by", requirement, f"got {where.rank_by}", "Choose test_accuracy, for instance.")
+        found = f"got {where.rank_by or 'an experiment without such a column'}"
+        raise ArgumentError("rank_by", requirement, found, "Choose test_accuracy, for instance.")
     check_seeds(request)
     secrecy = getattr(request.config, "publication", Publication())
     secrecy.check()
@@ -131,7 +133,7 @@ def _tell(
     console.print(summary_table(summary, columns, where.rank_by))
     ranked = ranking(summary, decide)
     compared = _compared(request, ranked)
-    if compared and (directory / SITES).exists():
+    if compared and request.search is None and (directory / SITES).exists():
         table = site_table(read_results(directory / SITES), compared[0])
         if table is not None:
             console.print(table)
@@ -165,7 +167,9 @@ def prepare(request: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]
     task = next(iter(cases.values())).task  # whose loop stands for auto: another one gives other last bits
     facts = {**saved_options(request), "node_loop": task.node_loop, **prepared.saved}
     if request.search is not None:
-        check_search(request.search, request.rows, cases, request.experiment.prepare(request.search.ends).cases)
+        at_ends = request.experiment.prepare(request.search.ends).cases
+        words = checked_search(request.search, request.rows, cases, at_ends)
+        prepared = prepared._replace(description=[*prepared.description, *words])
         facts |= request.search.facts()
     return prepared, cases, facts
 
@@ -235,12 +239,17 @@ def _compared(request: Request, names: Sequence[str]) -> list[str]:
 
 
 def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """The best of the compared cases, as a command, and what choosing it costs."""
-    compared, metric = _compared(request, ranking(summary, metrics)), deciding(summary, metrics)
+    """The best of the compared cases, as a command; of a private selection its options and what choosing it costs."""
     if request.search is not None:
-        if summary["selected"] is None:
+        winner = summary["selected"]
+        if winner is None:
             return "No run of the search ended with a result, so that none is selected."
-        compared, metric = [summary["selected"]["case"]], summary["selected"]["metric"]
+        value = format_spread(winner["metric"], summary["cases"][winner["case"]].get(winner["metric"]))
+        drawn = " ".join(f"{flag(name)} {drawn!r}" for name, drawn in winner["settings"].items())
+        told = f"Selected by {winner['metric'].replace('_', ' ')}: {drawn} ({value}). The choice is paid for, where"
+        stated = [f"  {statement_text(one)}" for one in winner["privacy"]]
+        return "\n".join([f"{told} the other runs and their number stay secret:", *stated])
+    compared, metric = _compared(request, ranking(summary, metrics)), deciding(summary, metrics)
     best, row = compared[0], request.rows[compared[0]]
     known = options(type(request.config))
     own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}
@@ -251,11 +260,6 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
         words += ["--seeds", *map(str, row.seeds)]
     command = f"{request.experiment.command} {shlex.join(words)}"
     value = format_spread(metric, summary["cases"][best].get(metric))
-    if request.search is not None:
-        stated = "\n".join(f"  {statement_text(one)}" for one in summary["selected"]["privacy"])
-        values = " ".join(f"{flag(name)} {text_of(drawn)}" for name, drawn in summary["selected"]["settings"].items())
-        told = f"Selected by {metric.replace('_', ' ')}: {values} ({value}). The choice is paid for, where"
-        return f"{told} the other runs and their number stay secret:\n{stated}"
     told = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 

@@ -12,14 +12,17 @@ import numpy as np
 
 from jaxfl.core import ArgumentError
 from jaxfl.frame.grid import Axis, axis, sample_axis
-from jaxfl.frame.options import Option, flat
+from jaxfl.frame.options import Option, alternatives, flat
 from jaxfl.privacy.selection import Selection, draw_runs, selected_statement, selection
+from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case
 from jaxfl.training.json_files import read_json
 from jaxfl.training.run_directory import CONFIG
 from jaxfl.training.summary import WHOLE, deciding, ranking
 
 _NAME = "private_selection"
+_OF_COUNT = 2**32 - 1  # stream of random numbers that K is drawn from; options have 0, 1, ...
+_AT_ONE_DELTA = "its statements are of one delta, or depend on what a run counts"
 ON_TEST = "test_"  # how the names of metrics begin that are measured on test samples
 
 
@@ -41,8 +44,8 @@ class Search(NamedTuple):
         """A random number of configurations."""
         if self.resumed is not None:
             return _drawn_before(read_json(self.resumed)["config"], sample_axis(ranges, 1, 0, table), table)
-        count = draw_runs(self.selected, np.random.default_rng(self.entropy))
-        return sample_axis(ranges, count, self.entropy, table)
+        count = draw_runs(self.selected, np.random.default_rng((self.entropy, _OF_COUNT)))
+        return sample_axis(ranges, count, self.entropy, table, digits=17)  # so that no two are alike
 
     def facts(self) -> dict[str, Any]:
         """Facts that config.json keeps, so that a resumed run is of the same search."""
@@ -81,15 +84,17 @@ def ends_of(ranges: Sequence[str], table: Mapping[str, Option]) -> Axis:
     for text in ranges:
         name, _, bounds = text.partition("=")
         name = name.replace("-", "_")
-        if table[name].kind is int:
-            found = f"{name} is an integer, and two equal draws would be one run"
+        if int in alternatives(table[name].kind):
+            found = f"{name} takes integers, and two equal draws would be one run"
             raise ArgumentError(_NAME, "must draw real numbers", found, "Sample other options.")
         values[name] = [float(end) for end in bounds.removeprefix("log:").split(":")]
     return axis(table, **values)
 
 
-def check_search(search: Search, rows: Mapping[str, Any], cases: Mapping[str, Case], ends: Mapping[str, Case]) -> None:
-    """Refuse a search to which the bound does not apply, before any work.
+def checked_search(
+    search: Search, rows: Mapping[str, Any], cases: Mapping[str, Case], ends: Mapping[str, Case]
+) -> list[str]:
+    """Refuse a search to which the bound does not apply, before any work; returns what its winner will have, in words.
 
     Args:
         search: of the run.
@@ -98,8 +103,9 @@ def check_search(search: Search, rows: Mapping[str, Any], cases: Mapping[str, Ca
         ends: cases at both ends of the ranges.
 
     Raises:
-        ArgumentError: something besides the drawn options varies, statements that are of one delta alone or depend on
-            more than the rounds, or that differ with the drawn options.
+        ArgumentError: something besides the drawn options varies, statements that are of one delta alone, that depend
+            on more than the rounds or on the drawn options, that do not cover the parameters, or that leave the winner
+            without an epsilon.
     """
     varying = {name for row in rows.values() for name in row.settings if name not in search.drawn}
     seeds = {len(row.seeds) for row in rows.values()} - {1}
@@ -109,9 +115,11 @@ def check_search(search: Search, rows: Mapping[str, Any], cases: Mapping[str, Ca
         raise ArgumentError(_NAME, "must be all that varies", found, remedy)
     for case in cases.values():
         if case.privacy is None or case.released or "dp_delta" not in inspect.signature(case.privacy).parameters:
-            found = "its statements are of one delta, or depend on what a run counts"
-            found = "nothing here has an epsilon" if case.privacy is None else found
+            found = "nothing here has an epsilon" if case.privacy is None else _AT_ONE_DELTA
             raise ArgumentError(_NAME, "needs statements at every delta", found, "Leave it out.")
+        if not case.covered:
+            found = "no statement covers the parameters that are tested"
+            raise ArgumentError(_NAME, "needs runs whose parameters are covered", found, "Leave it out.")
     stated = {
         tuple((one["bound"], one["neighboring_relation"], one["dp_epsilon"]) for one in case.privacy(case.last_round))
         for case in (*cases.values(), *ends.values())
@@ -123,6 +131,13 @@ def check_search(search: Search, rows: Mapping[str, Any], cases: Mapping[str, Ca
     if len(stated) > 1:
         found = f"epsilon depends on {' and '.join(search.drawn)}"
         raise ArgumentError(_NAME, "must draw options that no epsilon depends on", found, "Sample step_size, say.")
+    case = next(iter(cases.values()))
+    assert case.privacy is not None
+    paid = _paid(search, case, case.privacy(case.last_round))
+    if all(one["dp_epsilon"] is None for one in paid):
+        found = "none is known at delta over the mean number of runs"
+        raise ArgumentError("dp_delta", "must leave the winner an epsilon", found, "Pass a larger one.")
+    return [f"the winner: {statement_text(one)}" for one in paid]
 
 
 def winner_of(
@@ -147,22 +162,26 @@ def winner_of(
     row = summary["cases"][name]
     if not metric or row.get(metric, {}).get("mean") is None or row["status"][0] not in WHOLE:
         return None
-    stated = cases[name].privacy
-    assert stated is not None
-    rounds = cases[name].last_round
-
-    def epsilon_at(one: Mapping[str, Any], dp_delta: float) -> float:
-        same = [other for other in stated(rounds, dp_delta=dp_delta) if _key(other) == _key(one)]
-        return float("inf") if same[0]["dp_epsilon"] is None else same[0]["dp_epsilon"]
-
-    privacy = [
-        selected_statement(one, lambda dp_delta, one=one: epsilon_at(one, dp_delta), search.selected)
-        for one in row["privacy"]
-        if one["bound"] == "proven"
-    ]
     values = flat(rows[name].config)
     settings = {option: values[option] for option in search.drawn}
+    privacy = _paid(search, cases[name], row["privacy"])
     return {"case": name, "metric": metric, "settings": settings, "privacy": privacy}
+
+
+def _paid(search: Search, case: Case, stated: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The winner's proven statements, of those on its run alone."""
+    of_run = case.privacy
+    assert of_run is not None
+
+    def epsilon_at(one: Mapping[str, Any], dp_delta: float) -> float:
+        same = [other for other in of_run(case.last_round, dp_delta=dp_delta) if _key(other) == _key(one)]
+        return float("inf") if same[0]["dp_epsilon"] is None else same[0]["dp_epsilon"]
+
+    return [
+        selected_statement(one, lambda dp_delta, one=one: epsilon_at(one, dp_delta), search.selected)
+        for one in stated
+        if one["bound"] == "proven"
+    ]
 
 
 def _key(stated: Mapping[str, Any]) -> tuple[str, str]:

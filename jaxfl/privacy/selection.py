@@ -34,7 +34,8 @@ import scipy
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import ONE_RUN, UNPAID_CHOICE
 
-_MOST_RUNS = 500.0  # expected: of more, the ten thousand runs that a command may have would cut the distribution
+# Expected runs: with more, the ten thousand runs that a command may have would cut more than 1e-8 of the distribution.
+_MOST_RUNS = {"geometric": 500.0, "logarithmic": 100.0}
 _POWERS = {"geometric": 2, "logarithmic": 1}  # a, of each distribution
 _NUM_SPLITS = 25  # values of delta(e1) that are tried
 
@@ -44,7 +45,7 @@ class Selection(NamedTuple):
 
     Attributes:
         distribution: "geometric", or "logarithmic", which costs less and draws few runs more often.
-        mean_runs: E[K], in (1, 500].
+        mean_runs: E[K], in (1, 500], of "logarithmic" in (1, 100].
     """
 
     distribution: str
@@ -70,8 +71,9 @@ def selection(distribution: str, mean_runs: float) -> Selection:
     """
     check.one_of(tuple(_POWERS), private_selection=distribution)
     check.scalar(mean_runs=mean_runs)
-    if not 1 < mean_runs <= _MOST_RUNS:
-        requirement, remedy = f"must lie in (1, {_MOST_RUNS:g}]", "Pass 40, for instance."
+    most = _MOST_RUNS[distribution]
+    if not 1 < mean_runs <= most:
+        requirement, remedy = f"must lie in (1, {most:g}] for {distribution}", "Pass 40, for instance."
         raise ArgumentError("mean_runs", requirement, f"got {mean_runs:g}", remedy)
     return Selection(distribution, float(mean_runs))
 
@@ -148,7 +150,8 @@ def selected_statement(
         "mechanism": f"{stated['mechanism']}, the best of a random number of runs ({how})",
         "assumptions": [
             f"the winner alone is released, of a number of runs that is drawn ({how}) and stays secret, each with"
-            " options drawn anew from a fixed distribution; other searches on the same data add to it",
+            " options drawn anew from a fixed distribution; a search that has begun is resumed until it ends, and no"
+            " other begins in its place; further searches on the same data add to it",
             "the winner is chosen by what is measured on test samples, which this epsilon does not protect",
             *kept,
         ],

@@ -157,6 +157,7 @@ def publish(run: RunDirectory, cases: Mapping[str, Case], out: str | os.PathLike
     rows = summary["cases"]
     of_nodes = read_json(run.path / PRIVACY) if (run.path / PRIVACY).exists() else {}
     check_folder(out)
+    called = {name: name for name in cases}
     if "selected" in summary:
         if summary["selected"] is None:
             found, remedy = "no run of the search has a result", "Search among other values."
@@ -164,18 +165,19 @@ def publish(run: RunDirectory, cases: Mapping[str, Case], out: str | os.PathLike
         winner = summary["selected"]["case"]
         chosen = {key: summary["selected"][key] for key in ("settings", "privacy")}
         cases, rows, of_nodes = {winner: cases[winner]}, {winner: rows[winner] | chosen}, {}
+        called = {winner: "selected"}  # its own name tells of the number of runs
     for name, case in cases.items():
         problem = _uncovered(case, rows[name])
         if problem is not None:
             requirement = "needs a run that its privacy statements cover"
             raise ArgumentError("publish", requirement, f"{name} {problem}", "Leave this case out.")
     stated = ("settings", "rounds_per_seed", "privacy")
-    content = {name: {key: rows[name][key] for key in stated if key in rows[name]} for name in cases}
+    content = {called[name]: {key: rows[name][key] for key in stated if key in rows[name]} for name in cases}
     for name in of_nodes.keys() & content:
-        content[name]["node_epsilons"] = of_nodes[name]
+        content[called[name]]["node_epsilons"] = of_nodes[name]
     path.mkdir(parents=True, exist_ok=True)
     for name, case in cases.items():
-        folder = path / "parameters" / slug(name)
+        folder = path / "parameters" / slug(called[name])
         folder.mkdir(parents=True)
         algorithm = case.algorithm({key: jnp.float32(number) for key, number in case.numbers.items()})
         for seed in case.seeds:

@@ -106,10 +106,43 @@ def test_other_options_that_vary_are_places_of_their_own():
     axes = ({"step_size": (0.1, 0.2)}, {"clip_norm": (1.0, 2.0)}, {"seed": (0, 1)})
     found = request(COMPARISON, {"method": "PrivSGP"}, axes)
     means = dict(zip(found.rows, (0.1, 0.4, 0.3, 0.2), strict=True))
-    cases = {name: {"test_accuracy": {"mean": mean, "std": 0.0}, "costs": {}} for name, mean in means.items()}
+    one = {"std": 0.0, "costs": {}}
+    cases = {name: {"test_accuracy": {**one, "mean": x, "per_seed": [x, x]}, **one} for name, x in means.items()}
     rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, found.rows, None))
     picked = {row["clip_norm"]: (row["step_size"], row["test_accuracy"], row["at_an_end"]) for row in rows}
     assert picked == {1.0: (0.2, 0.3, True), 2.0: (0.1, 0.4, True)}
+    cases[list(found.rows)[1]]["test_accuracy"]["per_seed"][1] = None  # the best step of one seed alone is none
+    rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, found.rows, None))
+    assert [row["step_size"] for row in rows] == [0.2, 0.2]
+
+
+def test_options_are_those_of_the_comparison_on_every_data_set():
+    for method, changes in (("ALI-DPFL", {"kappa": 7.0}), ("DPFL", {"local_steps": 2})):
+        row = next(iter(asked(method, **changes).rows.values()))
+        theirs = flat(_row(METHODS[method], row).config)
+        assert {name: theirs[name] for name in changes} == changes
+    assert flat(_row(METHODS["ALI-DPFL"], next(iter(asked("ALI-DPFL").rows.values()))).config)["kappa"] == 30.0
+
+
+def test_all_samples_of_a_node_are_those_of_the_smallest_over_seeds():
+    axes = ({"seed": (0, 1, 2, 3)},)
+    found = request(COMPARISON, {"method": "DP-GT", **SMALL, "partition": "dirichlet", "alpha": 0.5}, axes)
+    (row,) = found.rows.values()
+    data_of = row.config.clients.data(row.config.data)
+    smallest = min(int(data_of(seed).sizes.min()) for seed in range(4))
+    assert flat(_row(METHODS["DP-GT"], row).config)["batch_size"] == smallest
+    PREPARE(found.rows)
+
+
+def test_other_relations_share_no_picture(tmp_path, capsys):
+    words = (
+        "--grid method=DP-FedAvg,PrivSGP --step-size 0.1 --seeds 0 --rounds 2 --nodes 5 --num-train 200 --num-test 40"
+    )
+    words += f" --batch-size 4 --hidden 4 --num-active 3 --quiet --out {tmp_path / 'run'}"
+    assert main(COMPARISON, words.split()) == 0, capsys.readouterr()
+    assert not (tmp_path / "run" / "plots" / "comparison.png").exists()
+    with open(tmp_path / "run" / "comparison.csv", newline="") as file:
+        assert {row["neighboring_relation"] for row in csv.DictReader(file)} == {"zero_out_client", "replace_one"}
 
 
 def test_refusals():

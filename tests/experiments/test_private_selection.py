@@ -3,8 +3,13 @@
 import json
 
 import pytest
+from helpers import refused
+from scipy.stats import spearmanr
 
+from experiments import EXPERIMENTS
 from jaxfl.frame import main
+from jaxfl.frame.experiment import request
+from jaxfl.frame.options import options
 from jaxfl.frame.selecting import Search
 from jaxfl.privacy.selection import selected_epsilon, selection
 
@@ -13,8 +18,6 @@ SHORT = f"{BASE} --compilation-cache off --quiet --seeds 1 --sample step-size=lo
 
 
 def command(words):
-    from experiments import EXPERIMENTS
-
     return main(EXPERIMENTS["privsgp_vr"], words.split())
 
 
@@ -36,10 +39,12 @@ def test_the_winner_has_a_statement_of_its_own(tmp_path, capsys):
     assert "The choice is paid for" in text
     assert "No ε covers the choice" not in text
     content = json.loads((published / "privacy.json").read_text())
-    assert list(content["cases"]) == [winner["case"]]
+    assert list(content["cases"]) == ["selected"]  # a name of its own would tell of the number of runs
+    assert [path.name for path in (published / "parameters").iterdir()] == ["selected"]
     assert [one["dp_epsilon"] for one in content["total"]] == [one["dp_epsilon"] for one in winner["privacy"]]
-    assert content["cases"][winner["case"]]["settings"] == winner["settings"]
-    assert len(list((published / "parameters").iterdir())) == 1
+    assert content["cases"]["selected"]["settings"] == winner["settings"]
+    texts = [path.read_text() for path in published.rglob("*.json")]
+    assert not any(winner["case"] in text for text in texts)
     files = {path: path.read_bytes() for path in run.rglob("metrics.jsonl")}
     assert command(f"{words.partition(' --publish')[0]} --resume") == 0  # its draws are the run's, and no new ones
     assert files == {path: path.read_bytes() for path in run.rglob("metrics.jsonl")}
@@ -47,7 +52,6 @@ def test_the_winner_has_a_statement_of_its_own(tmp_path, capsys):
 
 
 def test_draws_are_fresh_where_they_are_secret_and_of_the_seed_elsewhere():
-    from experiments import EXPERIMENTS
     from jaxfl.frame.command_line import parse
 
     def draws(words):
@@ -57,6 +61,25 @@ def test_draws_are_fresh_where_they_are_secret_and_of_the_seed_elsewhere():
     assert draws("") == draws("")
     assert len({tuple(draws("--seed-from-os")) for _ in range(8)}) == 8
     assert len({len(draws("--seed-from-os")) for _ in range(30)}) > 2
+    assert all(float(f"{value:.6g}") != value for value in draws("--seed-from-os"))  # whole numbers: no two are alike
+
+
+def test_the_number_of_runs_is_no_part_of_the_options():
+    """Runs of many seeds: the first option that is drawn says nothing about how many are drawn."""
+    table = options(type(EXPERIMENTS["privsgp_vr"].base))
+    pairs = []
+    for seed in range(400):
+        drawn = Search(selection("geometric", 20), seed, None).draw(["step_size=0:1"], table)["step_size"]
+        pairs.append((len(drawn), drawn[0]))
+    assert abs(spearmanr(pairs).statistic) < 5 / 400**0.5
+
+
+def test_runs_that_read_alike_have_names_of_their_own():
+    axes = ({"step_size": (0.12345678, 0.12345679)},)
+    changes = {"method": "PrivSGP", "seed": 0}
+    refused(lambda: request(EXPERIMENTS["privsgp_vr"], changes, axes), "step_size", "six digits")
+    found = request(EXPERIMENTS["privsgp_vr"], changes, axes, numbered=True)
+    assert [name.rpartition(", ")[2] for name in found.rows] == ["run 1", "run 2"]
 
 
 def test_the_epsilon_is_of_the_curve_of_the_runs(tmp_path):
@@ -84,10 +107,12 @@ def test_the_epsilon_is_of_the_curve_of_the_runs(tmp_path):
         ("--seeds 0 1", "the seed varies"),
         ("--grid clip_norm=1,2", "clip_norm varies"),
         ("--sample noise-std=0.1:0.2", "epsilon depends on noise_std"),
-        ("--sample nodes=2:5", "nodes is an integer"),
+        ("--sample nodes=2:5", "nodes takes integers"),
         ("--noise-std 0", "needs runs with a proven epsilon"),
         ("--num-samples 1", "--num-samples"),
         ("--num-samples 501", "--num-samples"),
+        ("--private-selection logarithmic --num-samples 101", "--num-samples"),
+        ("--dp-delta 1e-20", "--dp-delta"),
         ("--private-selection poisson", "--private-selection"),
         ("--resume", "Name it by --out"),
         ("--rank-by train_loss", "measured on test samples"),

@@ -98,6 +98,7 @@ class TestSpending:
             "--dataset mnist --method A(DP)2SGD --graph ring --target-epsilon 2": 0.5 * 12**0.6,
             "--dataset mnist --target-epsilon 2": "auto",
             "--target-epsilon 2": "auto",
+            "--method A(DP)2SGD --graph ring --target-epsilon 2": 0.2,
             "--iterations 2": 0.2,
         }
         for words, step in steps.items():

@@ -126,8 +126,8 @@ class Learning:
     network's real constants that K is often far too small to train."""
     step_size: float | Literal["theory", "auto"] = traced(0.2)
     """Step size gamma. theory: sqrt(n / K). auto: the more noise, the smaller. Default: auto with
-    --target-epsilon, but for A(DP)2SGD. Else 0.2 for digits, tuned at their budget of 8, and elsewhere 0.5 times the batch size to
-    the power 0.6, tuned without noise."""
+    --target-epsilon, but for A(DP)2SGD. Else 0.2 for digits, tuned at their budget of 8, and elsewhere 0.5 times the
+    batch size to the power 0.6, tuned without noise."""
     batch_size: int = 40
     """Expected number of samples (of table entries with a per_batch table) that a node takes in an iteration. Default:
     646 / nodes, which is 0.45 of a node's samples of digits."""

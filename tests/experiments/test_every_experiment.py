@@ -62,8 +62,8 @@ def quick(names, *of_these):
 
 
 def small(experiment: Experiment) -> dict[str, Any]:
-    """The first line of the experiment's own comparison, made small."""
-    kept = {name: values[0] for axis in experiment.grid for name, values in axis.items()}
+    """The first line of the experiment's own comparison, made small; steps are given where they vary."""
+    kept = {name: values[0] for axis in experiment.grid for name, values in axis.items() if name != "step_size"}
     for name, value in {**SMALL, **SMALL_HERE.get(experiment.name, {})}.items():
         if name in options(type(experiment.base)):
             with contextlib.suppress(ArgumentError):

@@ -81,6 +81,7 @@ def test_each_runs_with_its_statements(name, tmp_path, monkeypatch):
     changes = small(EXPERIMENTS[name])
     changes |= {"ali_dpfl": {"method": "DPFL", "local_steps": 2}, "dzofl": {"method": "FedAvg"}}.get(name, {})
     changes |= {"similarity": {"scheme": "output_side"}}.get(name, {})
+    changes |= {"comparison": {"method": "PrivSGP", "step_size": 0.1}}.get(name, {})
     for option in ("noise_std", "constants"):  # calibrated, and of ALI-DPFL alone
         changes.pop(option, None)
     arguments = [*words(changes), "--seeds", "0", "--baselines", *labels, "--out", str(tmp_path / "run")]

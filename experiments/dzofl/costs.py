@@ -18,9 +18,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxfl.channel import DZOFL_COUNTED, Ledger, backward_energy, count, forward_energy, total
-from jaxfl.frame import Finished, choose
-from jaxfl.frame.records import NETWORKS, image_shape
+from jaxfl.channel import DZOFL_COUNTED, Ledger, backward_energy, forward_energy, total
+from jaxfl.frame import Finished
 from jaxfl.training.summary import with_prefix
 
 from .options import DZOFL, FED_AVG, Configuration
@@ -47,10 +46,9 @@ class RoundCost(NamedTuple):
 
 def published_ledger(config: Configuration) -> Ledger:
     """The configuration's ledger as the paper charges it."""
-    dataset, model, batch = config.data.load(), config.costs.energy_model(), config.learning.batch_size
+    model, batch = config.costs.energy_model(), config.learning.batch_size
     names = DZOFL_COUNTED if config.network.model == "dzofl_cnn" else None  # the paper's O_c has these layers' outputs
-    network, shape = choose(NETWORKS, vars(config.network))(dataset), dataset.train_inputs.shape[1:]
-    counts = total(count(network, image_shape(dataset) if len(shape) > 1 else shape, counted=names))
+    counts = total(config.network.counts(config.data, names))
     batch_counts = counts._replace(activations=batch * counts.activations)
     forward, backward = forward_energy(batch_counts, model), backward_energy(batch_counts, model)
     book, seconds = config.ledger(), counts.operations / config.costs.operations_per_second

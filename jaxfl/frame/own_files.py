@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from typing import Any
 
@@ -31,12 +32,17 @@ def fitted(config: Any, given: Collection[str]) -> Any:
     values = flat(config)
     if "batch_size" in given or not is_file(values.get("dataset", "")) or not isinstance(values.get("batch_size"), int):
         return config
-    dataset = config.data.load()
-    if values.get("partition") == "sites":
-        least = int(np.unique(writers_of(dataset), return_counts=True)[1].min())
-    elif values.get("partition") == "iid":
-        least = len(dataset.train_labels) // max(1, values["nodes"])
-    else:
+    least = _least_samples(config.data, values.get("partition"), values.get("nodes", 1))
+    if least is None:
         return config
     most = int(_SHARE * least * (1 - values.get("own_test", 0.0)))
     return lay(config, {"batch_size": max(1, min(values["batch_size"], most))})
+
+
+@functools.lru_cache(maxsize=64)  # asked for once an option that follows from others
+def _least_samples(data: Any, partition: str | None, nodes: int) -> int | None:
+    """Samples of the smallest node, where the partition tells without dealing; else None."""
+    dataset = data.load()
+    if partition == "sites":
+        return int(np.unique(writers_of(dataset), return_counts=True)[1].min())
+    return len(dataset.train_labels) // max(1, nodes) if partition == "iid" else None

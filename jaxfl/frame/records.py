@@ -29,8 +29,6 @@ JOBS = (  # options of jobs and machines, a group of its own in --help
     *("devices", "shard", "lanes_at_once"),
 )
 LARGEST_DBM = 300  # 1e27 W, which float32 holds
-
-
 _keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=64)  # keyed by values of frozen records
 
 
@@ -220,10 +218,13 @@ class Network:
     @_keep
     def work(self, data: Data) -> channel.Work:
         """Work of one sample."""
+        return channel.node_work(self.counts(data))
+
+    def counts(self, data: Data, counted: Sequence[str] | None = None) -> dict[str, Any]:
+        """Counts of each layer for one sample, as `jaxfl.channel.count` makes them."""
         dataset = data.load()
-        shape = dataset.train_inputs.shape[1:]
-        shape = image_shape(dataset) if len(shape) > 1 else shape
-        return channel.node_work(channel.count(choose(NETWORKS, vars(self))(dataset), shape))
+        shape = image_shape(dataset) if dataset.train_inputs.ndim > 2 else dataset.train_inputs.shape[1:]
+        return channel.count(choose(NETWORKS, vars(self))(dataset), shape, counted=counted)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,8 +69,8 @@ def run(request: Request) -> int:
     if where.rank_by is not None and not any(fnmatch.fnmatch(where.rank_by, one) for one in experiment.columns):
         remedy = f"Choose among {', '.join(experiment.columns)}."
         raise ArgumentError("rank_by", "must be a column of the closing table", f"got {where.rank_by}", remedy)
-    on_test = [name for name in experiment.columns if name.startswith(ON_TEST) and where.rank_by in (None, name)]
-    if request.search is not None and not on_test:
+    decides = [*experiment.columns] if where.rank_by is None else [where.rank_by]
+    if request.search is not None and not any(name.startswith(ON_TEST) for name in decides):
         requirement = "must be measured on test samples in a private selection"
         found = f"got {where.rank_by or 'an experiment without such a column'}"
         raise ArgumentError("rank_by", requirement, found, "Choose test_accuracy, for instance.")

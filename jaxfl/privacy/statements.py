@@ -20,7 +20,7 @@ RELATIONS = {  # in words
 ASSUMED = "assumed, not enforced"
 REFUTED = "refuted at this noise"
 AT_EXPECTED_WAKING = "at the expected number of wake-ups"
-# What a statement on a private selection takes back.
+# Assumptions that a statement on a private selection takes back.
 ONE_RUN = "it is of one run of one seed; others on the same data have batches and noise of their own, and add to it"
 UNPAID_CHOICE = "the choice of hyper-parameters is not accounted for"
 _NO_BOUND = "no bound"

@@ -38,7 +38,7 @@ def train_part(part, blocks, frozen_batch_norm, own_blocks, steps, *, state, dat
     def features_of(samples):
         return part.features(state.params, state.model_state, data.inputs[samples])
 
-    # What is stored for each step, and the function that turns it into the input of the client's first block.
+    # Stored inputs of each step, and the function that turns them into the input of the client's first block.
     if part.features is None:
         # Inputs are gathered in each step: they would be larger if they were stored, ready for the first block.
         shares, entering_of = steps.samples, lambda samples: data.inputs[samples]

@@ -10,7 +10,6 @@ import numpy as np
 from jaxfl.core import ArgumentError
 from jaxfl.frame import lay
 from jaxfl.graphs import tracking_conditions as theory
-from jaxfl.graphs.files import tracking_pair
 from jaxfl.privacy import tracking
 from jaxfl.privacy.statements import Statement
 from jaxfl.privacy.tracking import Sensitivities, TrackingAgent, TrackingRelease, TrackingSchedule
@@ -65,7 +64,7 @@ def _accounting(
         distribution=noise.distribution,
     )
     if learning.method == "DP-GT":
-        pair = tracking_pair(config.weights.graph, nodes)
+        pair = config.weights.pair(nodes)
         weights = {"state_in_weights": pair.state_weights.sum(axis=1)}
         weights |= {"tracker_out_weights": pair.tracker_weights.sum(axis=0)}
         of_batches = {"num_local_samples": sizes, "dp_delta": noise.dp_delta}
@@ -87,7 +86,7 @@ def _quantization_step(config: Configuration) -> float:
 def broken_conditions(config: Configuration, smoothness: float) -> list[theory.Condition]:
     """List the paper's conditions that a case of DP-GT breaks; those on a budget count with Laplace noise alone."""
     learning, noise = config.learning, config.agent_noise()
-    pair = tracking_pair(config.weights.graph, config.agents.nodes)
+    pair = config.weights.pair(config.agents.nodes)
     steps = theory.StepSizes(learning.state_mixing, learning.tracker_mixing, learning.step_size)
     laplace = config.noise.distribution == "laplace"
     if learning.scheme == "S1":
@@ -120,7 +119,7 @@ def _curve(
 ) -> np.ndarray:
     change, schedule, method = 2 * config.learning.clip_norm, config.schedule(), config.learning.method
     if method == "DP-GT":
-        pair = tracking_pair(config.weights.graph, config.agents.nodes)
+        pair = config.weights.pair(config.agents.nodes)
         agents = TrackingAgent(change, pair.state_weights.sum(axis=1), pair.tracker_weights.sum(axis=0))
         sensitivities = of_tracking(schedule, agents)
     else:

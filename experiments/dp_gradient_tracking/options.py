@@ -15,8 +15,10 @@ from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_g
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.check import is_traced
 from jaxfl.frame import Clients, Costs, Data, Network, Publication, Row, Run, lay, stated, traced, unsaved, where
+from jaxfl.frame.options import UNSAID, since
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.files import read_graph, tracking_pair
+from jaxfl.graphs.topologies import TrackingPair
 from jaxfl.privacy.tracking import SCHEMES, TrackingSchedule, paper_schedule
 
 _NUMBERS_A_SCALE = 6  # that are there at a time, as bases, powers, and scales of states and trackers
@@ -46,8 +48,14 @@ class Weights:
     five_agents_self_loops, or a FILE.npy with R and C, shape (2, n, n), where entry (i, j) weighs j's message at i. One
     graph for both: directed_ring, exponential (its rounds averaged), ring, complete, star, or a FILE.csv with a sender
     and a receiver, by the names of sites, in each row."""
+    edge_weight: float = since(1.0, {1.0: UNSAID})
+    """Factor on all weights of DP-GT's two graphs. A message, and the noise on it, enters multiplied by its edge's weight."""
     baseline_graph: Literal["ring", "complete", "star", "isolated"] = "ring"
     """Graph of the other methods; isolated: each agent by itself."""
+
+    def pair(self, nodes: int) -> TrackingPair:
+        """The weights R and C of DP-GT."""
+        return TrackingPair(*(self.edge_weight * weights for weights in tracking_pair(self.graph, nodes)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +148,7 @@ class Configuration:
     """One training run of experiments.dp_gradient_tracking."""
 
     COUNTS: ClassVar = (
-        where("method", ("DP-GT",), "graph", "tracker_mixing", "smoothness", "gradient_dominance", "strict"),
+        where("method", ("DP-GT",), "graph", "edge_weight", "tracker_mixing", "smoothness", "gradient_dominance", "strict"),
         where("method", _NOISY, "noise_exponent", "noise_base", "noise_gain", "target_epsilon", "bound"),
         where("method", METHODS[:-1], "gradient_at", "state_mixing"),  # all but noisy-outputs
         where("method", METHODS[1:], "baseline_graph"),
@@ -232,7 +240,7 @@ class Configuration:
             "distribution": self.noise.distribution,
         }
         if learning.method == "DP-GT":
-            pair = tracking_pair(weights.graph, nodes)
+            pair = weights.pair(nodes)
             names = read_graph(weights.graph, nodes).names if weights.graph.endswith(".csv") else None
             shared |= {"names": names, "gradient_at": learning.gradient_at}
             return gradient_tracking(task, **pair._asdict(), **shared)
@@ -256,7 +264,7 @@ def check_config(config: Configuration) -> None:
     check.at_least(1, iterations=learning.iterations, evaluate_every=config.run.evaluate_every)
     check.at_least(1, batch_size=learning.batch_size)
     check.positive(**{name: getattr(learning, name) for name in STEPS if name != "batch_size"})
-    check.positive(noise_base=noise.noise_base, clip_norm=learning.clip_norm)
+    check.positive(noise_base=noise.noise_base, clip_norm=learning.clip_norm, edge_weight=config.weights.edge_weight)
     check.non_negative(noise_gain=noise.noise_gain, gradient_dominance=theory.gradient_dominance)
     check.open_unit(dp_delta=noise.dp_delta)
     check.positive(smoothness=None if theory.smoothness == "estimated" else theory.smoothness)

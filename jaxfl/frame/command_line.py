@@ -9,6 +9,7 @@ it is told on standard error, and what the run leaves lies in its directory.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import dataclasses
 import difflib
@@ -158,6 +159,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
     except JobsStopped:
         return _say(f"terminated: {_GOES_ON} the last checkpoints", TERMINATED)
     except KeyboardInterrupt:
+        exec("")  # Python would end by the signal, not with 130, if the interrupt came in the exec of another package
         return _say(f"interrupted: {outcome}", 130)
 
 
@@ -287,6 +289,17 @@ def _catch_interrupts() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread() and hasattr(handler, "until_caught"):
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.unraisablehook = _interrupt_again
+
+
+def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
+    """Repeat an interrupt that came where Python drops exceptions: JAX has a callback in every garbage collection."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(lost)
+        return
+    again = threading.Timer(0.05, _thread.interrupt_main)
+    again.daemon = True
+    again.start()
 
 
 def _say(message: str, code: int, error: Exception | None = None) -> int:

@@ -30,10 +30,18 @@ FORWARD, KERNEL_GRADIENT = "forward", "kernel_gradient"
 PATCHES, GROUPED = "patches", "grouped"
 
 # A GPU takes "grouped" for a product with at least this number of positions of a node's batch for each channel. Below,
-# the changed layout of kernels costs more than patches do. Batch 32, 512 channels, GB with patches and with grouped:
-# 4x4 (1 position for each channel) 4.5 and 4.3, 2x2 3.7 and 3.8, 1x1 2.8 and 3.7. 0 means always, math.inf never.
-# Chosen by bytes in the program compiled for an H200, 2026-11-23; not timed.
-_GPU_THRESHOLDS = {FORWARD: 1.0, KERNEL_GRADIENT: 1.0}
+# the changed layout of kernels costs more than patches do. 0 means always, math.inf never. Timed on an H200 (jax 0.11.2,
+# cuDNN 9.19), 32 nodes, batch 32, 3x3, ms with patches and with grouped, float32 then bfloat16:
+#   positions a channel     forward                       kernel gradient
+#   2048 (32x32x16)         0.85 0.18    0.77 0.11        0.86 0.40    0.77 0.13
+#   256  (16x16x32)         0.29 0.10    0.25 0.07        0.29 0.24    0.25 0.07
+#   16   (8x8x128)          0.21 0.13    0.16 0.07        0.24 0.19    0.15 0.09
+#   8    (8x8x256)          0.47 0.35    0.31 0.19        0.56 0.75    0.31 0.67
+#   1    (4x4x512)          0.35 0.59    0.21 0.60        0.48 0.80    0.22 0.55
+_GPU_THRESHOLDS = {FORWARD: 4.0, KERNEL_GRADIENT: 16.0}
+# cuDNN computes a grouped kernel gradient of 3 channels in one call for each node: 6.6 of 12 ms of a training step (100
+# nodes, batch 50, 5x5 windows of 32x32x3).
+_FEWEST_CHANNELS = 4
 
 
 def suits_gpu() -> bool:
@@ -114,7 +122,8 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
         - equals lax.conv of every node in every form.
     """
     shape = (inputs.shape[0], *geom.window, inputs.shape[-1], error.shape[-1])
-    if form(KERNEL_GRADIENT, error.shape[1] * math.prod(geom.output_size), error.shape[-1]) == GROUPED:
+    positions, is_thin = error.shape[1] * math.prod(geom.output_size), inputs.shape[-1] < _FEWEST_CHANNELS
+    if not is_thin and form(KERNEL_GRADIENT, positions, error.shape[-1]) == GROUPED:
         kernel = jax.ShapeDtypeStruct(shape, inputs.dtype)
         # XLA recognizes this transpose and calls cuDNN's backward filter. Channels in place of the batch, as on a CPU,
         # would make the errors one large window.

@@ -49,7 +49,7 @@ class Weights:
     graph for both: directed_ring, exponential (its rounds averaged), ring, complete, star, or a FILE.csv with a sender
     and a receiver, by the names of sites, in each row."""
     edge_weight: float = since(1.0, {1.0: UNSAID})
-    """Factor on all weights of DP-GT's two graphs. A message, and the noise on it, enters multiplied by its edge's weight."""
+    """Factor on all weights of DP-GT's two graphs. A message enters multiplied by its edge's weight, with its noise."""
     baseline_graph: Literal["ring", "complete", "star", "isolated"] = "ring"
     """Graph of the other methods; isolated: each agent by itself."""
 
@@ -148,7 +148,8 @@ class Configuration:
     """One training run of experiments.dp_gradient_tracking."""
 
     COUNTS: ClassVar = (
-        where("method", ("DP-GT",), "graph", "edge_weight", "tracker_mixing", "smoothness", "gradient_dominance", "strict"),
+        where("method", ("DP-GT",), "graph", "edge_weight", "tracker_mixing"),
+        where("method", ("DP-GT",), "smoothness", "gradient_dominance", "strict"),
         where("method", _NOISY, "noise_exponent", "noise_base", "noise_gain", "target_epsilon", "bound"),
         where("method", METHODS[:-1], "gradient_at", "state_mixing"),  # all but noisy-outputs
         where("method", METHODS[1:], "baseline_graph"),

@@ -30,8 +30,8 @@ FORWARD, KERNEL_GRADIENT = "forward", "kernel_gradient"
 PATCHES, GROUPED = "patches", "grouped"
 
 # A GPU takes "grouped" for a product with at least this number of positions of a node's batch for each channel. Below,
-# the changed layout of kernels costs more than patches do. 0 means always, math.inf never. Timed on an H200 (jax 0.11.2,
-# cuDNN 9.19), 32 nodes, batch 32, 3x3, ms with patches and with grouped, float32 then bfloat16:
+# the changed layout of kernels costs more than patches do. 0 means always, math.inf never. Timed on an H200 (jax
+# 0.11.2, cuDNN 9.19), 32 nodes, batch 32, 3x3, ms with patches and with grouped, float32 then bfloat16:
 #   positions a channel     forward                       kernel gradient
 #   2048 (32x32x16)         0.85 0.18    0.77 0.11        0.86 0.40    0.77 0.13
 #   256  (16x16x32)         0.29 0.10    0.25 0.07        0.29 0.24    0.25 0.07

@@ -39,9 +39,8 @@ PATCHES, GROUPED = "patches", "grouped"
 #   8    (8x8x256)          0.47 0.35    0.31 0.19        0.56 0.75    0.31 0.67
 #   1    (4x4x512)          0.35 0.59    0.21 0.60        0.48 0.80    0.22 0.55
 _GPU_THRESHOLDS = {FORWARD: 4.0, KERNEL_GRADIENT: 16.0}
-# cuDNN computes a grouped kernel gradient of 3 channels in one call for each node: 6.6 of 12 ms of a training step (100
-# nodes, batch 50, 5x5 windows of 32x32x3).
-_FEWEST_CHANNELS = 4
+# Patches for kernel gradients of 3 channels, which cuDNN computes in one call for each node, were slower all the same:
+# BlazeFL's CNN (100 nodes, batch 50, 5x5 windows of 32x32x3) took 413 ms a round with them and 238 without.
 
 
 def suits_gpu() -> bool:
@@ -122,8 +121,7 @@ def kernel_gradient(inputs: Array, error: Array, geom: Geometry) -> Array:
         - equals lax.conv of every node in every form.
     """
     shape = (inputs.shape[0], *geom.window, inputs.shape[-1], error.shape[-1])
-    positions, is_thin = error.shape[1] * math.prod(geom.output_size), inputs.shape[-1] < _FEWEST_CHANNELS
-    if not is_thin and form(KERNEL_GRADIENT, positions, error.shape[-1]) == GROUPED:
+    if form(KERNEL_GRADIENT, error.shape[1] * math.prod(geom.output_size), error.shape[-1]) == GROUPED:
         kernel = jax.ShapeDtypeStruct(shape, inputs.dtype)
         # XLA recognizes this transpose and calls cuDNN's backward filter. Channels in place of the batch, as on a CPU,
         # would make the errors one large window.

@@ -16,7 +16,7 @@ from ..privsgp_vr.options import METHODS as ON_A_GRAPH
 
 RELATIONS = ("zero_out", "replace_one")
 UPDATES, ADAPTIVE = "DP-FedAvg", "ALI-DPFL"
-SILENT = ("pooled", "without noise")
+SILENT = ("pooled", "without_noise")
 
 
 class Method(NamedTuple):
@@ -38,11 +38,11 @@ class Learning:
     )
     method: Literal[
         "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL", "DP-FedAvg",
-        "alone", "pooled", "without noise"
+        "alone", "pooled", "without_noise"
     ] = "PrivSGP"  # fmt: skip
     """On a graph: PrivSGP-VR, PrivSGP, DP2-SGD, A(DP)2SGD, DP-GT (gradient tracking) and noisy-states (noisy gossip).
     With a server: ALI-DPFL, DPFL, and DP-FedAvg, which protects whole clients. Baselines of PrivSGP: alone (each node
-    by itself), pooled (all data in one place, no noise) and without noise."""
+    by itself), pooled (all data in one place, no noise) and without_noise."""
     rounds: int = 60
     """Rounds of every method. Methods with a server make local_steps iterations in each."""
     step_size: float = traced(1.0)
@@ -112,7 +112,7 @@ class Configuration:
 
 def _gossip(config: Configuration) -> dict[str, Any]:
     learning, budget, topology = config.learning, config.budget, config.topology
-    directed = learning.method in ("PrivSGP-VR", "PrivSGP", "alone", "pooled", "without noise")
+    directed = learning.method in ("PrivSGP-VR", "PrivSGP", "alone", "pooled", "without_noise")
     return {
         **vars(budget),
         "noise_std": "calibrated",

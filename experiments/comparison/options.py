@@ -175,8 +175,7 @@ _TRACKING = {
 }
 _CLIENTS = {name: Method(ali_dpfl.EXPERIMENT, _clients) for name in (ADAPTIVE, "DPFL", UPDATES)}
 _BASELINES = {
-    label.replace("_", " "): Method(privsgp_vr.EXPERIMENT, _gossip, baseline=label)
-    for label in privsgp_vr.EXPERIMENT.baselines
+    label: Method(privsgp_vr.EXPERIMENT, _gossip, baseline=label) for label in privsgp_vr.EXPERIMENT.baselines
 }
 METHODS: Mapping[str, Method] = {**_GOSSIP, **_TRACKING, **_CLIENTS, **_BASELINES}
 COMPARED = tuple(name for name in METHODS if name != UPDATES and not METHODS[name].baseline)

@@ -1,0 +1,1 @@
+"""Tables and pictures of result pages, rewritten from the files that lie beside them."""

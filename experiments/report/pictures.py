@@ -1,0 +1,139 @@
+"""Pictures of a result page, from the files beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.report.tables import ACCURACY, Directive, Row, _heading, _short, best_of, numbers, read_rows
+from jaxfl.analysis.plots import (
+    Curve,
+    Panel,
+    draw_curve,
+    legend_below,
+    line_style,
+    new_figure,
+    save_figure,
+    seeds_curve,
+    style_axes,
+)
+from jaxfl.core import ArgumentError
+
+_MARKS = "osD^vPX*"
+_AXES = {"target_epsilon": "epsilon", "iterations": "iterations K", "step_size": "step size", "round": "round"}
+
+
+def draw(directive: Directive, folder: Path, image: str) -> Path:
+    """Draw the picture of a directive into the file that the next line of the page shows; returns its path.
+
+    Raises:
+        ArgumentError: a missing file, a next line that shows no picture, a column that no row has.
+    """
+    named = re.search(r"\]\((\w+\.png)\)", image)
+    if named is None:
+        raise ArgumentError("directive", "must stand above its picture", f"got the line {image!r}", "Mend the page.")
+    panels = [Panel(column, _label(column), column.startswith(ACCURACY)) for column in directive.y]
+    figure = new_figure(max(6.4, 5.0 * len(panels)), 4.2, directive.title[0] if directive.title else None)
+    axes = np.ravel(figure.subplots(1, len(panels)))
+    fill = _curves if directive.curves else _ends
+    handles = {}
+    for one, panel in zip(axes, panels, strict=True):
+        handles |= fill(directive, folder, one, panel)
+        for name, scale in (("x", one.set_xscale), ("y", one.set_yscale)):
+            if name in directive.log:
+                scale("log")
+    legend_below(figure, handles, [_note(directive)], 3)
+    return save_figure(figure, folder / named[1])
+
+
+def _label(column: str) -> str:
+    return {ACCURACY: "test accuracy, mean over nodes"}.get(column, _heading([], column).removesuffix(", %"))
+
+
+def _note(directive: Directive) -> str:
+    if directive.curves:
+        return "line: mean over seeds, band: smallest to largest seed"
+    best = f"; best {directive.best[0].replace('_', ' ')} of each point, by test accuracy" if directive.best else ""
+    return f"points: mean over seeds, bars: standard deviation{best}"
+
+
+def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[str, Any]:
+    """What the runs have at their ends, against an option or a cost."""
+    rows, (x,) = read_rows(directive, folder), directive.x
+    keys = dict.fromkeys(tuple(row.get(key, "") for key in directive.lines) for row in rows)
+    handles: dict[str, Any] = {}
+    places: set[float] = set()
+    for number, key in enumerate(keys):
+        own = [row for row in rows if tuple(row.get(name, "") for name in directive.lines) == key]
+        points = _points(directive, own, x, panel.metric)
+        if points:
+            at, mean, spread = np.array(points).T
+            places |= {float(place) for place in at}
+            style = line_style(number) | {"marker": _MARKS[number % len(_MARKS)], "markersize": 5, "capsize": 2}
+            handles[", ".join(map(_short, key))] = axes.errorbar(at, mean, spread, **style)
+    style_axes(axes, panel, _AXES.get(x, x.removeprefix("total_").replace("_", " ")))
+    if x in _AXES and len(places) <= 10:
+        if "x" in directive.log:
+            axes.set_xscale("log")
+        axes.set_xticks(sorted(places), [f"{place:g}" for place in sorted(places)])
+        axes.minorticks_off()
+    return handles
+
+
+def _points(directive: Directive, rows: Sequence[Row], x: str, metric: str) -> list[tuple[float, float, float]]:
+    """Place, mean and standard deviation over seeds of each point of a line, from left to right."""
+    others = [key for key in ("target_epsilon", "iterations") if any(row.get(key) for row in rows)]
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = (row[x],) if x in _AXES else tuple(row[other] for other in others)
+        groups.setdefault(key, []).append(row)
+    points = []
+    for group in groups.values():
+        kept, _ = best_of(group, directive)
+        heights, at = numbers(kept, metric), numbers(kept, x)
+        if heights and at:
+            spread = float(np.std(heights, ddof=1)) if len(heights) > 1 else 0.0
+            points.append((float(np.mean(at)), float(np.mean(heights)), spread))
+    return sorted(points)
+
+
+def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[str, Any]:
+    """Curves over rounds, one for each value of an entry of the lines."""
+    lines: list[Mapping[str, Any]] = []
+    for name in directive.names:
+        path = folder / f"{name}_metrics.jsonl"
+        if not path.exists():
+            raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
+        lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for condition in directive.where:
+        key, _, value = condition.partition(":")
+        lines = [line for line in lines if str(line.get(key)) == value]
+    (entry,) = directive.curves
+    totals = () if directive.x in ((), ("round",)) else directive.x
+    names = dict.fromkeys(str(line[entry]) for line in lines)
+    curves = {
+        name: seeds_curve([line for line in lines if str(line[entry]) == name], panel.metric, totals) for name in names
+    }
+    label = panel.label
+    if directive.minus:
+        base = curves.pop(directive.minus[0])
+        curves = {name: _minus(curve, base) for name, curve in curves.items()}
+        label = f"{label}, minus that of {directive.minus[0]}"
+    handles = {}
+    for number, (name, curve) in enumerate(curves.items()):
+        if curve.x.size:
+            handles[name] = draw_curve(axes, curve, line_style(number))
+    style_axes(axes, panel._replace(label=label), (totals or ("round",))[0].removeprefix("total_").replace("_", " "))
+    return handles
+
+
+def _minus(curve: Curve, base: Curve) -> Curve:
+    """The difference of two means where both are known; without a band."""
+    at, own, others = np.intersect1d(curve.x, base.x, return_indices=True)
+    difference = curve.mean[own] - base.mean[others]
+    return Curve(at, difference, difference, difference, 1)

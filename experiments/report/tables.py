@@ -1,0 +1,200 @@
+"""Tables of a result page, from a CSV file with one row for each case and seed."""
+
+from __future__ import annotations
+
+import csv
+import math
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxfl.core import ArgumentError
+from jaxfl.privacy.statements import RELATIONS
+
+Row = Mapping[str, str]
+ACCURACY = "test_accuracy"
+_COLUMNS = {
+    ACCURACY: "test accuracy, %",
+    f"{ACCURACY}_worst_node": "worst node, %",
+    f"{ACCURACY}_average_model": "average model, %",
+    "total_bits_sent": "bits sent",
+    "total_simulated_seconds": "simulated seconds",
+}
+_OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step"}
+
+
+class Directive(NamedTuple):
+    """A comment of a page that says what follows it."""
+
+    kind: str  # table or picture
+    names: tuple[str, ...]  # of the files
+    rows: tuple[str, ...] = ()  # options whose values name the rows of a table
+    columns: tuple[str, ...] = ()  # one option whose values head the columns, or columns of the file
+    lines: tuple[str, ...] = ()  # options whose values name the lines of a picture
+    x: tuple[str, ...] = ()  # option or column along the horizontal axis
+    y: tuple[str, ...] = (ACCURACY,)  # columns along the vertical axes, a panel each
+    value: tuple[str, ...] = (ACCURACY,)  # column that a cell shows, and that a best value has most of
+    best: tuple[str, ...] = ()  # option of which each cell, or point, takes the best value
+    where: tuple[str, ...] = ()  # OPTION:VALUE, rows to keep
+    curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
+    minus: tuple[str, ...] = ()  # draw the difference from the curve of this name
+    title: tuple[str, ...] = ()
+    log: tuple[str, ...] = ()  # x, y or both: logarithmic axes
+
+    @classmethod
+    def parse(cls, line: str) -> Directive | None:
+        """The directive that a line of a page is, if it is one.
+
+        Raises:
+            ArgumentError: an option that directives do not have.
+
+        Examples:
+            >>> Directive.parse("<!-- table fig7 rows=step_size columns=iterations -->").rows
+            ('step_size',)
+        """
+        text = line.strip()
+        kind = next((kind for kind in ("table", "picture") if text.startswith(f"<!-- {kind} ")), None)
+        if kind is None or not text.endswith("-->"):
+            return None
+        name, *words = shlex.split(text.removeprefix(f"<!-- {kind}").removesuffix("-->"))
+        options: dict[str, tuple[str, ...]] = {}
+        for word in words:
+            key, _, value = word.partition("=")
+            if key not in cls._fields[2:]:
+                raise ArgumentError("directive", f"has {', '.join(cls._fields[2:])}", f"got {key!r}", "Mend the page.")
+            options[key] = (value,) if key in ("title", "minus") else tuple(value.split(","))
+        return cls(kind, tuple(name.split("+")), **options)
+
+
+def read_rows(directive: Directive, folder: Path) -> list[Row]:
+    """The rows of the directive's files that it keeps.
+
+    Raises:
+        ArgumentError: a file that is missing, or no row that fits.
+    """
+    rows: list[Row] = []
+    for name in directive.names:
+        path = folder / f"{name}_results.csv"
+        if not path.exists():
+            raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
+        with path.open(newline="", encoding="utf-8") as lines:
+            rows += csv.DictReader(lines)
+    for condition in directive.where:
+        key, _, value = condition.partition(":")
+        rows = [row for row in rows if _same(row.get(key, ""), value)]
+    if not rows:
+        raise ArgumentError("directive", "must keep some rows", f"got where={directive.where}", "Mend the page.")
+    return rows
+
+
+def _same(text: str, value: str) -> bool:
+    try:
+        return float(text) == float(value)
+    except ValueError:
+        return text == value
+
+
+def _order(text: str) -> tuple[int, float, str]:
+    """Numbers before words, each in order; words stay as they come."""
+    try:
+        return 0, float(text), ""
+    except ValueError:
+        return 1, 0.0, ""
+
+
+def values_of(rows: Iterable[Row], key: str) -> list[str]:
+    """The values of an option, numbers in ascending order, words in the file's."""
+    return sorted(dict.fromkeys(row.get(key, "") for row in rows), key=_order)
+
+
+def numbers(rows: Sequence[Row], column: str) -> list[float] | None:
+    """A column over seeds; None if a seed has no number, for its run diverged."""
+    texts = [row.get(column, "") for row in rows]
+    return [float(text) for text in texts] if texts and all(texts) else None
+
+
+def best_of(rows: Sequence[Row], directive: Directive) -> tuple[list[Row], str]:
+    """Rows of the best value of the option `best` by the mean of `value`, and a note that names it."""
+    if not directive.best:
+        return list(rows), ""
+    (option,), (value,) = directive.best, directive.value
+    tried = values_of(rows, option)
+    of_option = {one: [row for row in rows if row.get(option, "") == one] for one in tried}
+    means = {one: np.mean(found) for one, own in of_option.items() if (found := numbers(own, value)) is not None}
+    if not means:
+        return [], ""
+    best = max(means, key=lambda one: means[one])
+    is_end = len(tried) > 1 and best in (tried[0], tried[-1])
+    return of_option[best], f" ({_OPTIONS.get(option, option)} {_short(best)}{', at an end' if is_end else ''})"
+
+
+def _short(text: str) -> str:
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return text
+
+
+def rounded_up(value: float) -> str:
+    """A number with three digits that is not below the value."""
+    if value <= 0 or not math.isfinite(value):
+        return f"{value:g}"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    up = math.ceil(value / unit * (1 - 1e-12)) * unit
+    return f"{up:,.0f}" if up >= 1000 else f"{up:.3g}"
+
+
+def cell(rows: Sequence[Row], column: str) -> str:
+    """A number over seeds: an accuracy in per cent with its spread, the largest epsilon rounded up, or a mean."""
+    if column.endswith("dp_epsilon"):
+        known = [float(row[column]) for row in rows if row.get(column)]
+        return rounded_up(max(known)) if known else "none"
+    found = numbers(rows, column)
+    if found is None:
+        return "diverged" if rows else ""
+    share, digits = (100.0, ".1f") if column.startswith(ACCURACY) else (1.0, ".3g")
+    spread = f" ± {share * np.std(found, ddof=1):{digits}}" if len(found) > 1 and np.ptp(found) > 0 else ""
+    return f"{share * np.mean(found):{digits}}{spread}"
+
+
+def _heading(rows: Sequence[Row], column: str) -> str:
+    if not column.endswith("dp_epsilon"):
+        return _COLUMNS.get(column, column.replace("_", " "))
+    bound = column.removesuffix("_dp_epsilon")
+    texts = [row.get(f"{bound}_neighboring_relation", "") for row in rows]
+    relation = next((RELATIONS.get(text, text) for text in texts if text), "")
+    return f"ε {bound}{f', {relation}' if relation else ''}"
+
+
+def table(directive: Directive, folder: Path) -> list[str]:
+    """The lines of a table in Markdown.
+
+    Raises:
+        ArgumentError: as read_rows; a table without rows or columns; an option that is no column of the file.
+    """
+    rows = read_rows(directive, folder)
+    if not directive.rows or not directive.columns:
+        found = f"got rows={directive.rows}, columns={directive.columns}"
+        raise ArgumentError("directive", "must name rows and columns of a table", found, "Mend the page.")
+    for key in (*directive.rows, *directive.columns, *directive.best, *directive.value):
+        if not any(key in row for row in rows):
+            raise ArgumentError("directive", "must name columns of its file", f"got {key!r}", "Mend the page.")
+    option = directive.columns[0] if len(directive.columns) == 1 else None
+    if option is not None and (option.startswith(ACCURACY) or option.endswith("dp_epsilon")):
+        option = None
+    heads = values_of(rows, option) if option else list(directive.columns)
+    label = ", ".join(_OPTIONS.get(key, key.replace("_", " ")) for key in directive.rows)
+    shown = [f"{_OPTIONS.get(option, option)} = {_short(head)}" if option else _heading(rows, head) for head in heads]
+    lines = [f"| {label} | {' | '.join(shown)} |", "|---" * (len(heads) + 1) + "|"]
+    keys = dict.fromkeys(tuple(row.get(key, "") for key in directive.rows) for row in rows)
+    for key in sorted(keys, key=lambda key: [_order(text) for text in key]):
+        own = [row for row in rows if tuple(row.get(name, "") for name in directive.rows) == key]
+        cells = []
+        for head in heads:
+            kept, note = best_of([row for row in own if not option or row.get(option, "") == head], directive)
+            cells.append(cell(kept, directive.value[0] if option else head) + note)
+        lines.append(f"| {', '.join(map(_short, key))} | {' | '.join(cells)} |")
+    return lines

@@ -10,7 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from experiments.report.tables import ACCURACY, Directive, Row, _heading, _short, best_of, numbers, read_rows
+from experiments.report.tables import (
+    ACCURACY,
+    OPTIONS,
+    Directive,
+    Row,
+    best_of,
+    heading,
+    is_number,
+    numbers,
+    read_rows,
+    short,
+)
 from jaxfl.analysis.plots import (
     Curve,
     Panel,
@@ -43,16 +54,16 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
     fill = _curves if directive.curves else _ends
     handles = {}
     for one, panel in zip(axes, panels, strict=True):
-        handles |= fill(directive, folder, one, panel)
         for name, scale in (("x", one.set_xscale), ("y", one.set_yscale)):
             if name in directive.log:
                 scale("log")
+        handles |= fill(directive, folder, one, panel)
     legend_below(figure, handles, [_note(directive)], 3)
     return save_figure(figure, folder / named[1])
 
 
 def _label(column: str) -> str:
-    return {ACCURACY: "test accuracy, mean over nodes"}.get(column, _heading([], column).removesuffix(", %"))
+    return {ACCURACY: "test accuracy, mean over nodes"}.get(column, heading([], column).removesuffix(", %"))
 
 
 def _note(directive: Directive) -> str:
@@ -75,14 +86,18 @@ def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[s
             at, mean, spread = np.array(points).T
             places |= {float(place) for place in at}
             style = line_style(number) | {"marker": _MARKS[number % len(_MARKS)], "markersize": 5, "capsize": 2}
-            handles[", ".join(map(_short, key))] = axes.errorbar(at, mean, spread, **style)
+            handles[_name(directive, key)] = axes.errorbar(at, mean, spread, **style)
     style_axes(axes, panel, _AXES.get(x, x.removeprefix("total_").replace("_", " ")))
     if x in _AXES and len(places) <= 10:
-        if "x" in directive.log:
-            axes.set_xscale("log")
         axes.set_xticks(sorted(places), [f"{place:g}" for place in sorted(places)])
         axes.minorticks_off()
     return handles
+
+
+def _name(directive: Directive, key: Sequence[str]) -> str:
+    """The values of a line's options; a number with the option's name."""
+    texts = zip(directive.lines, map(short, key), strict=True)
+    return ", ".join(f"{OPTIONS.get(option, option)} {text}" if is_number(text) else text for option, text in texts)
 
 
 def _points(directive: Directive, rows: Sequence[Row], x: str, metric: str) -> list[tuple[float, float, float]]:

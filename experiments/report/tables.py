@@ -23,7 +23,7 @@ _COLUMNS = {
     "total_bits_sent": "bits sent",
     "total_simulated_seconds": "simulated seconds",
 }
-_OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step"}
+OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step"}
 
 
 class Directive(NamedTuple):
@@ -90,19 +90,23 @@ def read_rows(directive: Directive, folder: Path) -> list[Row]:
     return rows
 
 
+def is_number(text: str) -> bool:
+    """True if a cell of a file is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _same(text: str, value: str) -> bool:
-    try:
-        return float(text) == float(value)
-    except ValueError:
-        return text == value
+    both = is_number(text) and is_number(value)
+    return float(text) == float(value) if both else text == value
 
 
-def _order(text: str) -> tuple[int, float, str]:
-    """Numbers before words, each in order; words stay as they come."""
-    try:
-        return 0, float(text), ""
-    except ValueError:
-        return 1, 0.0, ""
+def _order(text: str) -> tuple[bool, float]:
+    """Numbers before words, in ascending order; words stay as they come."""
+    return not is_number(text), float(text) if is_number(text) else 0.0
 
 
 def values_of(rows: Iterable[Row], key: str) -> list[str]:
@@ -128,14 +132,12 @@ def best_of(rows: Sequence[Row], directive: Directive) -> tuple[list[Row], str]:
         return [], ""
     best = max(means, key=lambda one: means[one])
     is_end = len(tried) > 1 and best in (tried[0], tried[-1])
-    return of_option[best], f" ({_OPTIONS.get(option, option)} {_short(best)}{', at an end' if is_end else ''})"
+    return of_option[best], f" ({OPTIONS.get(option, option)} {short(best)}{', at an end' if is_end else ''})"
 
 
-def _short(text: str) -> str:
-    try:
-        return f"{float(text):g}"
-    except ValueError:
-        return text
+def short(text: str) -> str:
+    """A cell of a file as a page shows it."""
+    return f"{float(text):g}" if is_number(text) else text
 
 
 def rounded_up(value: float) -> str:
@@ -160,7 +162,8 @@ def cell(rows: Sequence[Row], column: str) -> str:
     return f"{share * np.mean(found):{digits}}{spread}"
 
 
-def _heading(rows: Sequence[Row], column: str) -> str:
+def heading(rows: Sequence[Row], column: str) -> str:
+    """A column's name in words, an epsilon's with its relation."""
     if not column.endswith("dp_epsilon"):
         return _COLUMNS.get(column, column.replace("_", " "))
     bound = column.removesuffix("_dp_epsilon")
@@ -186,8 +189,8 @@ def table(directive: Directive, folder: Path) -> list[str]:
     if option is not None and (option.startswith(ACCURACY) or option.endswith("dp_epsilon")):
         option = None
     heads = values_of(rows, option) if option else list(directive.columns)
-    label = ", ".join(_OPTIONS.get(key, key.replace("_", " ")) for key in directive.rows)
-    shown = [f"{_OPTIONS.get(option, option)} = {_short(head)}" if option else _heading(rows, head) for head in heads]
+    label = ", ".join(OPTIONS.get(key, key.replace("_", " ")) for key in directive.rows)
+    shown = [f"{OPTIONS.get(option, option)} = {short(head)}" if option else heading(rows, head) for head in heads]
     lines = [f"| {label} | {' | '.join(shown)} |", "|---" * (len(heads) + 1) + "|"]
     keys = dict.fromkeys(tuple(row.get(key, "") for key in directive.rows) for row in rows)
     for key in sorted(keys, key=lambda key: [_order(text) for text in key]):
@@ -196,5 +199,5 @@ def table(directive: Directive, folder: Path) -> list[str]:
         for head in heads:
             kept, note = best_of([row for row in own if not option or row.get(option, "") == head], directive)
             cells.append(cell(kept, directive.value[0] if option else head) + note)
-        lines.append(f"| {', '.join(map(_short, key))} | {' | '.join(cells)} |")
+        lines.append(f"| {', '.join(map(short, key))} | {' | '.join(cells)} |")
     return lines

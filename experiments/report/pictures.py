@@ -63,7 +63,10 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
 
 
 def _label(column: str) -> str:
-    return {ACCURACY: "test accuracy, mean over nodes"}.get(column, heading([], column).removesuffix(", %"))
+    if column == ACCURACY:
+        return "test accuracy, mean over nodes"
+    words = heading([], column).removesuffix(", %")
+    return f"test accuracy, {words}" if column.startswith(ACCURACY) else words
 
 
 def _note(directive: Directive) -> str:
@@ -96,7 +99,7 @@ def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[s
 
 def _name(directive: Directive, key: Sequence[str]) -> str:
     """The values of a line's options; a number with the option's name."""
-    texts = zip(directive.lines, map(short, key), strict=True)
+    texts = [(option, short(text)) for option, text in zip(directive.lines, key, strict=True) if text]
     return ", ".join(f"{OPTIONS.get(option, option)} {text}" if is_number(text) else text for option, text in texts)
 
 

@@ -38,7 +38,7 @@ class Directive(NamedTuple):
     y: tuple[str, ...] = (ACCURACY,)  # columns along the vertical axes, a panel each
     value: tuple[str, ...] = (ACCURACY,)  # column that a cell shows, and that a best value has most of
     best: tuple[str, ...] = ()  # option of which each cell, or point, takes the best value
-    where: tuple[str, ...] = ()  # OPTION:VALUE, rows to keep
+    where: tuple[str, ...] = ()  # OPTION:VALUE, rows to keep, or OPTION:!VALUE, rows to leave out
     curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
     minus: tuple[str, ...] = ()  # draw the difference from the curve of this name
     title: tuple[str, ...] = ()
@@ -84,7 +84,8 @@ def read_rows(directive: Directive, folder: Path) -> list[Row]:
             rows += csv.DictReader(lines)
     for condition in directive.where:
         key, _, value = condition.partition(":")
-        rows = [row for row in rows if _same(row.get(key, ""), value)]
+        wanted = not value.startswith("!")
+        rows = [row for row in rows if _same(row.get(key, ""), value.removeprefix("!")) == wanted]
     if not rows:
         raise ArgumentError("directive", "must keep some rows", f"got where={directive.where}", "Mend the page.")
     return rows
@@ -110,8 +111,8 @@ def _order(text: str) -> tuple[bool, float]:
 
 
 def values_of(rows: Iterable[Row], key: str) -> list[str]:
-    """The values of an option, numbers in ascending order, words in the file's."""
-    return sorted(dict.fromkeys(row.get(key, "") for row in rows), key=_order)
+    """The values that an option has in some row, numbers in ascending order, words in the file's."""
+    return sorted(dict.fromkeys(row[key] for row in rows if row.get(key)), key=_order)
 
 
 def numbers(rows: Sequence[Row], column: str) -> list[float] | None:
@@ -199,5 +200,6 @@ def table(directive: Directive, folder: Path) -> list[str]:
         for head in heads:
             kept, note = best_of([row for row in own if not option or row.get(option, "") == head], directive)
             cells.append(cell(kept, directive.value[0] if option else head) + note)
-        lines.append(f"| {', '.join(map(short, key))} | {' | '.join(cells)} |")
+        if any(cells):
+            lines.append(f"| {', '.join(short(text) for text in key if text)} | {' | '.join(cells)} |")
     return lines

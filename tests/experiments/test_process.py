@@ -58,16 +58,13 @@ def test_an_interrupt_while_it_imports_is_one_sentence(seconds, tmp_path):
 
 def test_an_interrupt_is_not_lost_where_python_drops_exceptions(tmp_path):
     """JAX has a callback in every garbage collection, where one in ten interrupts of a compiling run arrived."""
-    statement = (
-        "gc.callbacks.append(lambda phase, _: lost or (lost.append(phase), os.kill(os.getpid(), signal.SIGINT)))"
-    )
-    code = f"""
+    code = """
 import gc, os, signal, sys
 from experiments.dzofl import EXPERIMENT
 from jaxfl.frame import command_line
 lost = []
 def begin(query):
-    {statement}
+    gc.callbacks.append(lambda phase, _: lost or (lost.append(phase), os.kill(os.getpid(), signal.SIGINT)))
     gc.collect()
     for _ in range(10**9):
         pass

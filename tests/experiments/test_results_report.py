@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.report.__main__ import RESULTS, rewritten
-from experiments.report.tables import Directive, cell, rounded_up
+from experiments.report.tables import cell, rounded_up
 from jaxfl.core import ArgumentError
 
 ROWS = [

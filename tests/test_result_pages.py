@@ -9,7 +9,7 @@ import pytest
 
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 RELATIONS = {"replace one": "replace_one", "zero out": "zero_out", "add/remove": "add_or_remove_one"}
-PAGES = ("dp_gradient_tracking", "privsgp_vr")
+PAGES = ("privsgp_vr",)
 
 
 def epsilon_cells(page):

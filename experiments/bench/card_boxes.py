@@ -66,9 +66,7 @@ def timed(name: str, unit: str, of_seconds: Callable[[float], float], fn: Callab
         compiled, calls = jax.jit(fn), 20
 
         def several():
-            for _ in range(calls):
-                result = compiled(*args)
-            return result
+            return [compiled(*args) for _ in range(calls)][-1]
 
         jax.block_until_ready(several())
         return [of_seconds(one / calls) for one in repeated(several, 7)], {}

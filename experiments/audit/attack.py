@@ -201,11 +201,7 @@ def _write_results(audits: Mapping[str, Audited], path: Path) -> None:
 
 def _table(audits: Mapping[str, Audited]) -> Table:
     """The closing table."""
-    claims = [one.row.config.claim for one in audits.values()]
-    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(one.claim.dp_delta for one in audits.values()))
-    confidence = 1 - max(claim.significance for claim in claims)
-    caption = f"δ = {deltas}; all lower bounds hold with confidence {confidence:.0%}"
-    table, numbers = Table(title="audit", caption=caption), ("audit:\nε ≥", "right\nguesses")
+    table, numbers = Table(title="audit", caption=_caption(audits)), ("audit:\nε ≥", "right\nguesses")
     for heading in ("case", "claim", *numbers, "verdict"):
         table.add_column(heading, justify="right" if heading in numbers else "left")
     for name, one in audits.items():
@@ -214,6 +210,13 @@ def _table(audits: Mapping[str, Audited]) -> Table:
         guesses = f"{one.result.num_correct} of {one.result.num_guesses}"
         table.add_row(name, claim, bound, guesses, verdict)
     return table
+
+
+def _caption(audits: Mapping[str, Audited]) -> str:
+    """Delta and confidence."""
+    deltas = ", ".join(f"{delta:g}" for delta in dict.fromkeys(one.claim.dp_delta for one in audits.values()))
+    confidence = 1 - max(one.row.config.claim.significance for one in audits.values())
+    return f"δ = {deltas}; all lower bounds hold with confidence {confidence:.0%}"
 
 
 def _ratio(check: Check) -> float:
@@ -250,7 +253,7 @@ def _claimed_epsilon(one: Audited) -> float:
 
 def _plot(audits: Mapping[str, Audited], path: Path) -> Path:
     """Histograms of the scores of included and left-out canaries, one row for each audit."""
-    figure = Figure(figsize=(7, 0.6 + 2.4 * len(audits)), layout="constrained")
+    figure = Figure(figsize=(7, 0.8 + 2.4 * len(audits)), layout="constrained")
     FigureCanvasAgg(figure)
     rows = np.ravel(figure.subplots(len(audits), 1, squeeze=False))
     for axes, (name, one) in zip(rows, audits.items(), strict=True):
@@ -265,8 +268,10 @@ def _plot(audits: Mapping[str, Audited], path: Path) -> Path:
         axes.set_ylabel("canaries")
         axes.spines[["top", "right"]].set_visible(False)
     rows[0].legend(loc="upper right", frameon=False, fontsize=9)
+    relations = ", ".join(dict.fromkeys(RELATIONS[one.claim.neighboring_relation] for one in audits.values()))
     rows[-1].set_xlabel(
         "released in the canary's coordinate, summed over rounds\n(only what lies outside the dashed lines is guessed)"
+        f"\n{relations}; {_caption(audits)}"
     )
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, dpi=120)

@@ -17,6 +17,7 @@ from experiments.report.tables import (
     Row,
     best_of,
     heading,
+    is_kept,
     is_number,
     numbers,
     read_rows,
@@ -37,6 +38,7 @@ from jaxfl.core import ArgumentError
 
 _MARKS = "osD^vPX*"
 _AXES = {"target_epsilon": "epsilon", "iterations": "iterations K", "step_size": "step size", "round": "round"}
+_AXES |= {"local_steps": "local iterations τ of a round"}
 
 
 def draw(directive: Directive, folder: Path, image: str) -> Path:
@@ -128,11 +130,11 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
         if not path.exists():
             raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
         lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for condition in directive.where:
-        key, _, value = condition.partition(":")
-        lines = [line for line in lines if str(line.get(key)) == value]
     (entry,) = directive.curves
     totals = () if directive.x in ((), ("round",)) else directive.x
+    lines = [line for line in lines if is_kept(directive, line)]
+    if "x" in directive.log:  # which has no place for the start
+        lines = [line for line in lines if line.get((totals or ("round",))[0], 0) > 0]
     names = dict.fromkeys(str(line[entry]) for line in lines)
     curves = {
         name: seeds_curve([line for line in lines if str(line[entry]) == name], panel.metric, totals) for name in names

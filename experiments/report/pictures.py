@@ -60,8 +60,20 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
             if name in directive.log:
                 scale("log")
         handles |= fill(directive, folder, one, panel)
+        _number_logarithms(one)
     legend_below(figure, handles, [_note(directive)], 3)
     return save_figure(figure, folder / named[1])
+
+
+def _number_logarithms(axes: Any) -> None:
+    """Ticks at 1, 2 and 5 on a logarithmic horizontal axis that spans less than two decades."""
+    import matplotlib.ticker
+
+    low, high = axes.get_xlim()
+    if axes.get_xscale() == "log" and high < 100 * low:
+        axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def _label(column: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 RELATIONS = {"replace one": "replace_one", "zero out": "zero_out", "add/remove": "add_or_remove_one"}
-PAGES = ("dp_gradient_tracking", "privsgp_vr")
+PAGES = ("dp_gradient_tracking",)
 
 
 def epsilon_cells(page):
@@ -73,37 +73,37 @@ def test_a_page_names_the_commits_at_which_its_commands_give_its_numbers(page):
         assert {one["environment"]["git_revision"][:7] for one in configurations} <= named
 
 
-def best_cell(row):
-    """A cell of the comparison's page: accuracy, spread over seeds, and the best step."""
-    spread = f" ± {100 * float(row['test_accuracy_std']):.1f}" if row["test_accuracy_std"] else ""
-    end = ", at an end" if row["at_an_end"] == "True" else ""
-    return f"{100 * float(row['test_accuracy']):.1f}{spread} (step {float(row['step_size']):g}{end})"
+def test_the_list_of_figures_and_tables_is_whole_and_its_files_are_there():
+    text = (RESULTS / "README.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) == 46 + 1  # and section III of DZOFL's paper
+    for item, preset, mark, files, remark in rows:
+        assert mark in ("at size", "reduced", "not run", "–"), item
+        assert remark if mark != "at size" else files or "counted" in remark, item
+        assert (mark == "reduced") <= bool(files), item
+        assert preset or mark == "–", item
+        if files:
+            assert (RESULTS / files).is_file(), item
 
 
-def tables_of(page):
-    """Heading of a section -> its table, a list of rows of cells, the heading of columns first."""
-    name, tables = "", {}
-    for line in page.read_text().splitlines():
-        if line.startswith("## "):
-            name = line[3:].split(":")[0]
-        elif line.startswith("|") and not line.startswith("|---"):
-            tables.setdefault(name, []).append([cell.strip() for cell in line.split("|")[1:-1]])
-    return tables
-
-
-def test_every_cell_of_the_comparison_is_that_of_its_file():
-    folder = RESULTS / "comparison"
-    tables, files = tables_of(folder / "README.md"), sorted(folder.glob("*_comparison.csv"))
-    assert sorted(tables) == [file.name.removesuffix("_comparison.csv") for file in files]
-    for file in files:
-        with open(file, newline="") as lines:
-            rows = list(csv.DictReader(lines))
-        heading, *shown = tables[file.name.removesuffix("_comparison.csv")]
-        option = heading[0].partition(", by ")[2] or "target_epsilon"
-        cells = {(row["method"], row[option]): best_cell(row) for row in rows}
-        for method, *values in shown:
-            for column, value in zip(heading[1:], values, strict=True):
-                budget = float(column.removeprefix("ε = "))
-                keys = [key for name, key in cells if name == method and key and float(key) == budget]
-                assert value == cells[method, keys[0] if keys else ""], (file.name, method, column)
-        assert {method for method, *_ in shown} == {row["method"] for row in rows}
+def test_the_leads_of_privsgp_vr_are_differences_of_its_curves():
+    folder = RESULTS / "privsgp_vr"
+    settings = {
+        "clipped, noise 0.1": "fig9",
+        "unclipped, noise 0.1": "fig9_unclipped",
+        "unclipped, no noise": "fig9_silent",
+        "clipped, noise 0.1, batch 32": "fig9_batch32",
+    }
+    curves = {}
+    for setting, name in settings.items():
+        for line in (folder / f"{name}_metrics.jsonl").read_text().splitlines():
+            one = json.loads(line)
+            curves[setting, one["case"], one["seed"], one["round"]] = one
+    with open(folder / "fig9_lead_results.csv", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {row["setting"] for row in rows} == set(settings)
+    for row in rows:
+        at = int(row["seed"]), int(row["round"])
+        reduced, plain = (curves[row["setting"], method, *at] for method in ("PrivSGP-VR", "PrivSGP"))
+        for metric in ("test_accuracy", "test_accuracy_average_model"):
+            assert float(row[f"{metric}_lead"]) == pytest.approx(reduced[metric] - plain[metric], abs=1e-8)

@@ -199,7 +199,8 @@ def table(directive: Directive, folder: Path) -> list[str]:
         option = None
     heads = values_of(rows, option) if option else list(directive.columns)
     label = ", ".join(OPTIONS.get(key, key.replace("_", " ")) for key in directive.rows)
-    shown = [f"{OPTIONS.get(option, option)} = {short(head)}" if option else heading(rows, head) for head in heads]
+    name = OPTIONS.get(option, option.replace("_", " ")) if option else ""
+    shown = [f"{name} = {short(head)}" if option else heading(rows, head) for head in heads]
     lines = [f"| {label} | {' | '.join(shown)} |", "|---" * (len(heads) + 1) + "|"]
     keys = dict.fromkeys(tuple(row.get(key, "") for key in directive.rows) for row in rows)
     for key in sorted(keys, key=lambda key: [_order(text) for text in key]):

@@ -56,6 +56,32 @@ def test_an_interrupt_while_it_imports_is_one_sentence(seconds, tmp_path):
     assert list((tmp_path / "here").iterdir()) == []
 
 
+def test_an_interrupt_is_not_lost_where_python_drops_exceptions(tmp_path):
+    """JAX has a callback in every garbage collection, where one in ten interrupts of a compiling run arrived."""
+    code = """
+import gc, os, signal, sys
+from experiments.dzofl import EXPERIMENT
+from jaxfl.frame import command_line
+lost = []
+def begin(query):
+    gc.callbacks.append(lambda phase, _: lost or (lost.append(phase), os.kill(os.getpid(), signal.SIGINT)))
+    gc.collect()
+    for _ in range(10**9):
+        pass
+handler = lambda signum, frame: None
+handler.until_caught = True  # as the package's own
+signal.signal(signal.SIGINT, handler)
+sys.exit(command_line.main(EXPERIMENT._replace(run=begin), []))
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ROOT}, capture_output=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (130, b"")
+    assert done.stderr.startswith(b"interrupted: ")
+    assert done.stderr.count(b"\n") == 1
+
+
 @pytest.mark.parametrize("name", ["privsgp_vr", "spanning_tree"])
 def test_an_interrupt_ends_an_import_at_once(name, tmp_path):
     """Sent by the first module that an experiment imports after the package."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments.dp_gradient_tracking import EXPERIMENT, options
-from experiments.dp_gradient_tracking.budgets import calibrated, privacy_of, proven, published
+from experiments.dp_gradient_tracking.budgets import broken_conditions, calibrated, privacy_of, proven, published
 from experiments.dp_gradient_tracking.options import scheme_steps
 from experiments.dp_gradient_tracking.pictures import _whole_runs, plot_budgets
 from jaxfl import graphs
@@ -145,6 +145,16 @@ class TestPairs:
         pair = tracking_pair(str(tmp_path / "pair.npy"), 4)
         np.testing.assert_array_equal(pair.state_weights, CHAIN)
         np.testing.assert_array_equal(pair.tracker_weights, CHAIN.T)
+
+    def test_an_edge_weight_is_that_of_a_file_with_such_weights(self, tmp_path):
+        """Of the weights that train, of the epsilon and of the theorems' conditions."""
+        whole = tracking_pair("five_agents", 5)
+        np.save(tmp_path / "pair.npy", np.stack([0.25 * whole.state_weights, 0.25 * whole.tracker_weights]))
+        scaled, from_file = config_of(edge_weight=0.25), config_of(graph=str(tmp_path / "pair.npy"))
+        for one, other in zip(scaled.weights.pair(5), from_file.weights.pair(5), strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert proven(scaled).tolist() == proven(from_file).tolist() != proven(config_of()).tolist()
+        assert broken_conditions(scaled, 5.0) == broken_conditions(from_file, 5.0)
 
     @pytest.mark.parametrize("name", ["ring", "complete", "star"])
     def test_baseline_graphs_are_taken(self, name, monkeypatch):

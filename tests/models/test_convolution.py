@@ -209,12 +209,14 @@ def test_on_a_cpu_no_convolution_is_grouped_and_all_are_in_the_canonical_layout(
     assert not all(map(is_canonical, convolutions(over_nodes(with_gradients(case.plain), "map"), *args)))
 
 
-# Positions of a batch, BATCH * 4 * 4, against output channels, and for the gradient to the inputs against input ones.
+# 48 positions of a batch, BATCH * 4 * 4. Grouped are at least 4 of them for each output channel (each input channel, for
+# the gradient to the inputs), and at least 16 for the gradient to the kernel.
 SIZED = {
-    "grouped": (Case(geometry((4, 4), (3, 3)), 48, 48), 3),
-    "patches": (Case(geometry((4, 4), (3, 3)), 49, 49), 0),
-    "grouped but for the gradient to the inputs": (Case(geometry((4, 4), (3, 3)), 49, 48), 2),
-    "only the gradient to the inputs grouped": (Case(geometry((4, 4), (3, 3)), 48, 49), 1),
+    "grouped": (Case(geometry((4, 4), (3, 3)), 12, 3), 3),
+    "patches": (Case(geometry((4, 4), (3, 3)), 13, 13), 0),
+    "grouped but for the gradient to the inputs": (Case(geometry((4, 4), (3, 3)), 13, 3), 2),
+    "grouped but for the gradient to the kernel": (Case(geometry((4, 4), (3, 3)), 12, 4), 2),
+    "only the gradient to the inputs grouped": (Case(geometry((4, 4), (3, 3)), 12, 13), 1),
 }
 
 
@@ -232,7 +234,7 @@ def test_mapped_over_nodes_a_gpu_groups_what_has_many_positions_for_its_channels
 
 
 def test_a_gpu_has_three_grouped_products_for_each_large_convolution_of_a_residual_network():
-    model, images = resnet20((16, 16, 3), widths=(4, 8), blocks=(1, 1), norm="group", groups=2), (NODES, 1, 16, 16, 3)
+    model, images = resnet20((16, 16, 3), widths=(4, 8), blocks=(1, 1), norm="group", groups=2), (NODES, 2, 16, 16, 3)
     params = jax.eval_shape(lambda key: jax.vmap(model.init)(jax.random.split(key, NODES)), jax.random.key(0))
     slopes = jax.vmap(jax.grad(lambda params, images: model.apply(params, images).sum()))
     with tracing_for("gpu"):

@@ -1,0 +1,103 @@
+"""experiments.report: what directives make of files, and that no published table differs from its file."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from experiments.report.__main__ import RESULTS, rewritten
+from experiments.report.tables import cell, rounded_up
+from jaxfl.core import ArgumentError
+
+ROWS = [
+    {"method": method, "step_size": step, "target_epsilon": budget, "seed": seed, "test_accuracy": accuracy}
+    for method, step, budget, *accuracies in (
+        ("A", "0.1", "1", "0.5", "0.7"),
+        ("A", "1", "1", "0.8", "0.8"),
+        ("A", "10", "1", "0.9", ""),  # one seed diverged
+        ("A", "0.1", "8", "0.95", "0.93"),
+        ("B", "0.1", "1", "0.2", "0.4"),
+    )
+    for seed, accuracy in zip("01", accuracies, strict=True)
+]
+
+
+@pytest.fixture
+def page(tmp_path):
+    with open(tmp_path / "x_results.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ROWS[0])
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+    def make(*lines):
+        path = tmp_path / "README.md"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return make
+
+
+def test_a_table_replaces_what_stood_there(page):
+    path = page("# T", "<!-- table x rows=method columns=target_epsilon best=step_size -->", "| old |", "", "After.")
+    text, drawn = rewritten(path, pictures=True)
+    assert text.splitlines() == [
+        "# T",
+        "<!-- table x rows=method columns=target_epsilon best=step_size -->",
+        "| method | ε = 1 | ε = 8 |",
+        "|---|---|---|",
+        "| A | 80.0 (step 1) | 94.0 ± 1.4 (step 0.1) |",  # a step at which a seed diverged is none; 1 is no end
+        "| B | 30.0 ± 14.1 (step 0.1) |  |",
+        "",
+        "After.",
+    ]
+    assert drawn == []
+    path.write_text(text)
+    assert rewritten(path, pictures=False)[0] == text
+
+
+def test_the_best_step_at_an_end_is_said_so(page):
+    directive = "<!-- table x rows=method columns=target_epsilon best=step_size where=step_size:!10,method:A -->"
+    assert "| A | 80.0 (step 1, at an end) |" in rewritten(page(directive), pictures=False)[0]
+
+
+def test_a_seed_without_a_number_is_no_mean(page):
+    assert cell([{"test_accuracy": "0.9"}, {"test_accuracy": ""}], "test_accuracy") == "diverged"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.0, "1"), (2.0001, "2.01"), (0.012341, "0.0124"), (999.01, "1,000"), (5090.2, "5,100")]
+)
+def test_epsilons_are_rounded_up(value, text):
+    assert rounded_up(value) == text
+    assert float(text.replace(",", "")) >= value
+
+
+def test_the_largest_epsilon_over_seeds_is_shown():
+    assert cell([{"proven_dp_epsilon": "2"}, {"proven_dp_epsilon": "2.006"}], "proven_dp_epsilon") == "2.01"
+
+
+def test_pictures_are_drawn_beside_the_page(page):
+    lines = '<!-- picture x x=target_epsilon lines=method best=step_size title="T" -->', "![T](x.png)"
+    _, drawn = rewritten(page(*lines), pictures=True)
+    assert [path.name for path in drawn] == ["x.png"]
+    assert drawn[0].stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("<!-- table y rows=method columns=seed -->", "is missing"),
+        ("<!-- table x rows=method colums=seed -->", "'colums'"),
+        ("<!-- table x rows=method columns=budget -->", "'budget'"),
+        ("<!-- table x rows=method columns=seed where=method:C -->", "keep some rows"),
+        ("<!-- picture x x=seed lines=method -->", "must stand above its picture"),
+    ],
+)
+def test_a_directive_that_cannot_be_followed_is_refused(page, line, problem):
+    with pytest.raises(ArgumentError, match=problem):
+        rewritten(page(line), pictures=True)
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.md")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_table_of_a_page_is_that_of_its_file(path):
+    assert rewritten(Path(path), pictures=False)[0] == path.read_text(encoding="utf-8")

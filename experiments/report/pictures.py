@@ -146,7 +146,7 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
     totals = () if directive.x in ((), ("round",)) else directive.x
     lines = [line for line in lines if is_kept(directive, line)]
     if "x" in directive.log:  # which has no place for the start
-        lines = [line for line in lines if line.get((totals or ("round",))[0], 0) > 0]
+        lines = [line for line in lines if (line.get((totals or ("round",))[0]) or 0) > 0]
     names = dict.fromkeys(str(line[entry]) for line in lines)
     curves = {
         name: seeds_curve([line for line in lines if str(line[entry]) == name], panel.metric, totals) for name in names

@@ -1,9 +1,10 @@
 """The paper's figures as presets of experiments.dp_gradient_tracking.
 
 Choices that the paper leaves open are the same in all of them. C: per-sample gradients are clipped at L1 norm 20, so
-that C is 40. Noise: a two-hundredth of the paper's, at which nothing is learned where edges weigh 1 (fig2_full_noise
-shows it). Images are shrunk to 14x14 and the network is small, so that a figure takes minutes on two cores. Gradients
-are taken at the broadcast state, where an epsilon is proven; where methods are compared as published, at the
+that C is 40. Noise: a two-hundredth of the paper's. At the paper's own noise and edge weights of 1 nothing is learned
+(fig2_full_noise shows it). The results' page has the paper's noise, with `--noise-gain 1 --gradient-at state
+--edge-weight 0.01`. Images are shrunk to 14x14 and the network is small, so that a figure takes minutes on two cores.
+Gradients are taken at the broadcast state, where an epsilon is proven; where methods are compared as published, at the
 agents' own states.
 """
 

@@ -209,7 +209,7 @@ def test_on_a_cpu_no_convolution_is_grouped_and_all_are_in_the_canonical_layout(
     assert not all(map(is_canonical, convolutions(over_nodes(with_gradients(case.plain), "map"), *args)))
 
 
-# 48 positions of a batch, BATCH * 4 * 4. Grouped are at least 4 of them for each output channel (each input channel, for
+# 48 positions of a batch, BATCH * 4 * 4. Grouped are at least 4 of them for each output channel (or input channel, for
 # the gradient to the inputs), and at least 16 for the gradient to the kernel.
 SIZED = {
     "grouped": (Case(geometry((4, 4), (3, 3)), 12, 3), 3),

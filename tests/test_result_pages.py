@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
@@ -54,3 +55,64 @@ def test_the_leads_of_privsgp_vr_are_differences_of_its_curves():
         reduced, plain = (curves[row["setting"], method, *at] for method in ("PrivSGP-VR", "PrivSGP"))
         for metric in ("test_accuracy", "test_accuracy_average_model"):
             assert float(row[f"{metric}_lead"]) == pytest.approx(reduced[metric] - plain[metric], abs=1e-8)
+
+
+def rows_of(page, name):
+    with open(RESULTS / page / f"{name}.csv", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_ali_dpfl_with_one_kappa_is_ahead_of_one_fixed_tau_by_what_its_page_says():
+    accuracy = {
+        (float(row["round_ratio"]), float(row["target_epsilon"]), row["kappa"] or row["local_steps"]): row
+        for row in rows_of("ali_dpfl", "tables_results")
+    }
+    columns = [(0.5, 2.0), (0.5, 2.25), (0.5, 2.5), (0.2, 2.75), (0.2, 3.25), (0.2, 3.75)]
+    page = (RESULTS / "ali_dpfl" / "README.md").read_text()
+    names = {"tau = 1": "111111", "tau = 3": "333333", "tau = 5": "555555", "the best tau of each column": "222555"}
+    for name, taus in names.items():
+        pairs = [(accuracy[*at, "1000000.0"], accuracy[*at, tau]) for at, tau in zip(columns, taus, strict=True)]
+        ahead = [100 * (float(ali["test_accuracy"]) - float(fixed["test_accuracy"])) for ali, fixed in pairs]
+        cells = [f"{value:+.2f}".replace("-", "−") for value in (*ahead, np.mean(ahead))]
+        assert f"| {name} | {' | '.join(cells)} ± {np.std(ahead, ddof=1) / 6**0.5:.2f} |" in page
+    for at, tau in zip(columns, "222555", strict=True):
+        fixed = {key[2]: row["test_accuracy"] for key, row in accuracy.items() if key[:2] == at and row["local_steps"]}
+        assert max(fixed, key=lambda key: fixed[key]) == tau
+
+
+def rounds_to(name, accuracy):
+    """The least round at which the mean over seeds of some line of a run of DZOFL's page has an accuracy."""
+    values = {}
+    for line in (RESULTS / "dzofl" / f"{name}_metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        values.setdefault((entry["variant"].split(",")[0], entry["variant"], entry["round"]), []).append(entry)
+    means = {key: np.mean([entry["test_accuracy"] for entry in own]) for key, own in values.items()}
+    return {
+        method: min((key[2] for key, mean in means.items() if key[0] == method and mean >= accuracy), default=None)
+        for method in {key[0] for key in means}
+    }
+
+
+def test_the_times_of_dzofl_and_fed_avg_are_equal_where_its_page_says():
+    page = (RESULTS / "dzofl" / "README.md").read_text()
+    ratios, level = {}, []
+    for size, accuracy in (("full", 0.98), ("full", 0.99), ("half", 0.98)):
+        lines = json.loads((RESULTS / "dzofl" / f"{size}_config.json").read_text())["training"]["variants"]
+        forward = next(iter(lines.values()))["ledger"]["forward_operations"]
+        of_round = {
+            row["variant"].split(",")[0]: float(row["seconds"])
+            for row in rows_of("dzofl", f"{size}_costs")
+            if row["reading"] == "counted"
+        }
+        zero, first = rounds_to(size, accuracy)["DZOFL"], rounds_to(f"{size}_fedavg", accuracy)["FedAvg"]
+        works = 20 * zero * forward, 30 * first * forward
+        waits = zero * of_round["DZOFL"] - works[0] / 4e9, first * of_round["FedAvg"] - works[1] / 4e9
+        level.append((works[0] - works[1]) / (waits[1] - waits[0]))
+        for rate in (1e9, 2e9, 4e9, 6e9, 1e10, 2e10, 1e11):
+            ratios.setdefault(rate, []).append((works[0] / rate + waits[0]) / (works[1] / rate + waits[1]))
+    assert rounds_to("half", 0.99)["DZOFL"] is None
+    for rate, own in ratios.items():
+        name = f"{rate:.0e}".replace("e+0", "e").replace("e+", "e") + (", the default" if rate == 4e9 else "")
+        assert f"| {name} | {' | '.join(f'{ratio:.2f}' for ratio in own)} |" in page
+    assert "| level at | 6.14e9 | 1.07e10 | 3.20e8 |" in page
+    np.testing.assert_allclose(level, [6.14e9, 1.07e10, 3.20e8], rtol=5e-3)

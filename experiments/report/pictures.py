@@ -17,6 +17,7 @@ from experiments.report.tables import (
     Row,
     best_of,
     heading,
+    is_kept,
     is_number,
     numbers,
     read_rows,
@@ -37,6 +38,7 @@ from jaxfl.core import ArgumentError
 
 _MARKS = "osD^vPX*"
 _AXES = {"target_epsilon": "epsilon", "iterations": "iterations K", "step_size": "step size", "round": "round"}
+_AXES |= {"local_steps": "local iterations τ of a round"}
 
 
 def draw(directive: Directive, folder: Path, image: str) -> Path:
@@ -58,8 +60,20 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
             if name in directive.log:
                 scale("log")
         handles |= fill(directive, folder, one, panel)
+        _number_logarithms(one)
     legend_below(figure, handles, [_note(directive)], 3)
     return save_figure(figure, folder / named[1])
+
+
+def _number_logarithms(axes: Any) -> None:
+    """Ticks at 1, 2 and 5 on a logarithmic horizontal axis that spans less than two decades."""
+    import matplotlib.ticker
+
+    low, high = axes.get_xlim()
+    if axes.get_xscale() == "log" and high < 100 * low:
+        axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def _label(column: str) -> str:
@@ -128,11 +142,11 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
         if not path.exists():
             raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
         lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    for condition in directive.where:
-        key, _, value = condition.partition(":")
-        lines = [line for line in lines if str(line.get(key)) == value]
     (entry,) = directive.curves
     totals = () if directive.x in ((), ("round",)) else directive.x
+    lines = [line for line in lines if is_kept(directive, line)]
+    if "x" in directive.log:  # which has no place for the start
+        lines = [line for line in lines if (line.get((totals or ("round",))[0]) or 0) > 0]
     names = dict.fromkeys(str(line[entry]) for line in lines)
     curves = {
         name: seeds_curve([line for line in lines if str(line[entry]) == name], panel.metric, totals) for name in names

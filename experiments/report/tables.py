@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,6 +55,8 @@ class Directive(NamedTuple):
         Examples:
             >>> Directive.parse("<!-- table fig7 rows=step_size columns=iterations -->").rows
             ('step_size',)
+            >>> Directive.parse('<!-- picture half curves=case where="case:!FedAvg, step size 1,seed:0" -->').where
+            ('case:!FedAvg, step size 1', 'seed:0')
         """
         text = line.strip()
         kind = next((kind for kind in ("table", "picture") if text.startswith(f"<!-- {kind} ")), None)
@@ -65,7 +68,7 @@ class Directive(NamedTuple):
             key, _, value = word.partition("=")
             if key not in cls._fields[2:]:
                 raise ArgumentError("directive", f"has {', '.join(cls._fields[2:])}", f"got {key!r}", "Mend the page.")
-            options[key] = (value,) if key in ("title", "minus") else tuple(value.split(","))
+            options[key] = (value,) if key in ("title", "minus") else tuple(re.split(",(?! )", value))
         return cls(kind, tuple(name.split("+")), **options)
 
 
@@ -82,13 +85,18 @@ def read_rows(directive: Directive, folder: Path) -> list[Row]:
             raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
         with path.open(newline="", encoding="utf-8") as lines:
             rows += csv.DictReader(lines)
-    for condition in directive.where:
-        key, _, value = condition.partition(":")
-        wanted = not value.startswith("!")
-        rows = [row for row in rows if _same(row.get(key, ""), value.removeprefix("!")) == wanted]
+    rows = [row for row in rows if is_kept(directive, row)]
     if not rows:
         raise ArgumentError("directive", "must keep some rows", f"got where={directive.where}", "Mend the page.")
     return rows
+
+
+def is_kept(directive: Directive, row: Mapping[str, Any]) -> bool:
+    """True if a row, or a line of a curve, meets each condition of the directive."""
+    conditions = [condition.partition(":") for condition in directive.where]
+    return all(
+        _same(str(row.get(key, "")), value.removeprefix("!")) != value.startswith("!") for key, _, value in conditions
+    )
 
 
 def is_number(text: str) -> bool:

@@ -1,10 +1,12 @@
 """experiments.report: what directives make of files, and that no published table differs from its file."""
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
 
+from experiments.report import pictures
 from experiments.report.__main__ import RESULTS, rewritten
 from experiments.report.tables import cell, rounded_up
 from jaxfl.core import ArgumentError
@@ -81,6 +83,22 @@ def test_pictures_are_drawn_beside_the_page(page):
     _, drawn = rewritten(page(*lines), pictures=True)
     assert [path.name for path in drawn] == ["x.png"]
     assert drawn[0].stat().st_size > 1000
+
+
+def test_curves_leave_out_names_with_commas_and_the_start_of_a_logarithmic_axis(page, tmp_path, monkeypatch):
+    lines = [
+        {"case": case, "seed": 0, "round": number, "test_accuracy": 0.5, "total_joules": 2.0 * number}
+        for case in ("A, step 1", "A, step 10")
+        for number in (0, 1, 2)
+    ]
+    (tmp_path / "x_metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    curves = []
+    monkeypatch.setattr(
+        pictures, "draw_curve", lambda axes, curve, style: curves.append(curve) or axes.plot(curve.x)[0]
+    )
+    line = '<!-- picture x curves=case x=total_joules log=x where="case:!A, step 10,seed:0" -->'
+    rewritten(page(line, "![T](x.png)"), pictures=True)
+    assert [curve.x.tolist() for curve in curves] == [[2.0, 4.0]]
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
             if name in directive.log:
                 scale("log")
         handles |= fill(directive, folder, one, panel)
-        _number_logarithms(one)
     legend_below(figure, handles, [_note(directive)], 3)
     return save_figure(figure, folder / named[1])
 
@@ -156,25 +155,13 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
         base = curves.pop(directive.minus[0])
         curves = {name: _minus(curve, base) for name, curve in curves.items()}
         label = f"{label}, minus that of {directive.minus[0]}"
-    if "x" in directive.log:
-        import matplotlib.ticker
-
-        curves = {name: _after_the_start(curve) for name, curve in curves.items()}
-        axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.minorticks_off()
     handles = {}
     for number, (name, curve) in enumerate(curves.items()):
         if curve.x.size:
             handles[name] = draw_curve(axes, curve, line_style(number))
     style_axes(axes, panel._replace(label=label), (totals or ("round",))[0].removeprefix("total_").replace("_", " "))
+    _number_logarithms(axes)
     return handles
-
-
-def _after_the_start(curve: Curve) -> Curve:
-    """A curve without round 0, which a logarithmic axis has no place for."""
-    kept = curve.x > 0
-    return curve._replace(x=curve.x[kept], mean=curve.mean[kept], low=curve.low[kept], high=curve.high[kept])
 
 
 def _minus(curve: Curve, base: Curve) -> Curve:

@@ -57,7 +57,7 @@ def test_an_interrupt_while_it_imports_is_one_sentence(seconds, tmp_path):
 
 
 def test_an_interrupt_is_not_lost_where_python_drops_exceptions(tmp_path):
-    """JAX has a callback in every garbage collection, where one in ten interrupts of a compiling run arrived."""
+    """JAX has a callback in every garbage collection, and some interrupts of a compiling run arrive there."""
     code = """
 import gc, os, signal, sys
 from experiments.dzofl import EXPERIMENT

@@ -105,6 +105,8 @@ def test_the_times_of_dzofl_and_fed_avg_are_equal_where_its_page_says():
             if row["reading"] == "counted"
         }
         zero, first = rounds_to(size, accuracy)["DZOFL"], rounds_to(f"{size}_fedavg", accuracy)["FedAvg"]
+        assert zero is not None
+        assert first is not None
         works = 20 * zero * forward, 30 * first * forward
         waits = zero * of_round["DZOFL"] - works[0] / 4e9, first * of_round["FedAvg"] - works[1] / 4e9
         level.append((works[0] - works[1]) / (waits[1] - waits[0]))

@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return command.main([name, *rest])
     package = _experiments()
     listing = importlib.import_module(f"{package.__name__}.__main__")
-    known = {**_COMMANDS, **listing.commands(), **_COMMANDS}
+    known = {**_COMMANDS, **listing.commands(), **_COMMANDS}  # first in the list, and ours where both have a report
     if name in ("--help", "-h"):
         listing.show(known, "jaxfl <name> [--help]")
         return 0

@@ -60,7 +60,7 @@ def number(name: str, unit: str, measure: Callable[[], tuple[list[float], Number
 
 
 def timed(name: str, unit: str, of_seconds: Callable[[float], float], fn: Callable[..., object], *args) -> Number:
-    """A call of a function that is compiled here; several calls between two waits of the host, which would count."""
+    """Time a compiled function: 20 calls between two waits of the host, which would count."""
 
     def measure():
         compiled, calls = jax.jit(fn), 20

@@ -49,13 +49,16 @@ class Weights:
     graph for both: directed_ring, exponential (its rounds averaged), ring, complete, star, or a FILE.csv with a sender
     and a receiver, by the names of sites, in each row."""
     edge_weight: float = since(1.0, {1.0: UNSAID})
-    """Factor on all weights of DP-GT's two graphs. A message enters multiplied by its edge's weight, with its noise."""
+    """Factor on all weights of DP-GT's two graphs. A message enters multiplied by its edge's weight, its noise, too."""
     baseline_graph: Literal["ring", "complete", "star", "isolated"] = "ring"
     """Graph of the other methods; isolated: each agent by itself."""
 
     def pair(self, nodes: int) -> TrackingPair:
-        """The weights R and C of DP-GT."""
-        return TrackingPair(*(self.edge_weight * weights for weights in tracking_pair(self.graph, nodes)))
+        """Return the weights R and C of DP-GT, times edge_weight."""
+        pair = tracking_pair(self.graph, nodes)
+        return TrackingPair(
+            state_weights=self.edge_weight * pair.state_weights, tracker_weights=self.edge_weight * pair.tracker_weights
+        )
 
 
 @dataclasses.dataclass(frozen=True)

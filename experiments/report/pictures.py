@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from experiments.report.tables import (
     Directive,
     Row,
     best_of,
+    check_conditions,
     heading,
     is_kept,
     is_number,
@@ -24,7 +26,6 @@ from experiments.report.tables import (
     short,
 )
 from jaxfl.analysis.plots import (
-    Curve,
     Panel,
     draw_curve,
     legend_below,
@@ -51,15 +52,19 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
     if named is None:
         raise ArgumentError("directive", "must stand above its picture", f"got the line {image!r}", "Mend the page.")
     panels = [Panel(column, _label(column), column.startswith(ACCURACY)) for column in directive.y]
-    figure = new_figure(max(6.4, 5.0 * len(panels)), 4.2, directive.title[0] if directive.title else None)
+    width = max(6.4, 5.0 * len(panels))
+    title = textwrap.fill(" ".join(directive.title), int(10 * width)) or None
+    figure = new_figure(width, 4.2, title)
     axes = np.ravel(figure.subplots(1, len(panels)))
     fill = _curves if directive.curves else _ends
     handles = {}
     for one, panel in zip(axes, panels, strict=True):
-        for name, scale in (("x", one.set_xscale), ("y", one.set_yscale)):
-            if name in directive.log:
-                scale("log")
+        if "x" in directive.log:
+            one.set_xscale("log")
         handles |= fill(directive, folder, one, panel)
+    if not handles:
+        found = f"got x={directive.x}, y={directive.y}"
+        raise ArgumentError("directive", "must name columns that its file has", found, "Mend the page.")
     legend_below(figure, handles, [_note(directive)], 3)
     return save_figure(figure, folder / named[1])
 
@@ -76,6 +81,7 @@ def _number_logarithms(axes: Any) -> None:
 
 
 def _label(column: str) -> str:
+    """The name of a vertical axis."""
     if column == ACCURACY:
         return "test accuracy, mean over nodes"
     words = heading([], column).removesuffix(", %")
@@ -83,15 +89,18 @@ def _label(column: str) -> str:
 
 
 def _note(directive: Directive) -> str:
+    """The meaning of lines and bars."""
     if directive.curves:
         return "line: mean over seeds, band: smallest to largest seed"
-    best = f"; best {directive.best[0].replace('_', ' ')} of each point, by test accuracy" if directive.best else ""
+    best = (
+        f"; best {directive.best[0].replace('_', ' ')} of each point, by what the axis shows" if directive.best else ""
+    )
     return f"points: mean over seeds, bars: standard deviation{best}"
 
 
 def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[str, Any]:
-    """What the runs have at their ends, against an option or a cost."""
-    rows, (x,) = read_rows(directive, folder), directive.x
+    """Draw the last values of runs against an option."""
+    rows, x = read_rows(directive, folder), directive.x[0] if directive.x else ""
     keys = dict.fromkeys(tuple(row.get(key, "") for key in directive.lines) for row in rows)
     handles: dict[str, Any] = {}
     places: set[float] = set()
@@ -103,8 +112,8 @@ def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[s
             places |= {float(place) for place in at}
             style = line_style(number) | {"marker": _MARKS[number % len(_MARKS)], "markersize": 5, "capsize": 2}
             handles[_name(directive, key)] = axes.errorbar(at, mean, spread, **style)
-    style_axes(axes, panel, _AXES.get(x, x.removeprefix("total_").replace("_", " ")))
-    if x in _AXES and len(places) <= 10:
+    style_axes(axes, panel, _AXES.get(x, x.replace("_", " ")))
+    if len(places) <= 10:
         axes.set_xticks(sorted(places), [f"{place:g}" for place in sorted(places)])
         axes.minorticks_off()
     return handles
@@ -118,14 +127,12 @@ def _name(directive: Directive, key: Sequence[str]) -> str:
 
 def _points(directive: Directive, rows: Sequence[Row], x: str, metric: str) -> list[tuple[float, float, float]]:
     """Place, mean and standard deviation over seeds of each point of a line, from left to right."""
-    others = [key for key in ("target_epsilon", "iterations") if any(row.get(key) for row in rows)]
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        key = (row[x],) if x in _AXES else tuple(row[other] for other in others)
-        groups.setdefault(key, []).append(row)
+        groups.setdefault(row.get(x, ""), []).append(row)
     points = []
     for group in groups.values():
-        kept, _ = best_of(group, directive)
+        kept, _ = best_of(group, directive.best, metric)
         heights, at = numbers(kept, metric), numbers(kept, x)
         if heights and at:
             spread = float(np.std(heights, ddof=1)) if len(heights) > 1 else 0.0
@@ -143,29 +150,19 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
         lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     (entry,) = directive.curves
     totals = () if directive.x in ((), ("round",)) else directive.x
+    check_conditions(directive, lines)
     lines = [line for line in lines if is_kept(directive, line)]
     if "x" in directive.log:  # which has no place for the start
         lines = [line for line in lines if (line.get((totals or ("round",))[0]) or 0) > 0]
-    names = dict.fromkeys(str(line[entry]) for line in lines)
+    names = dict.fromkeys(str(line[entry]) for line in lines if entry in line)
     curves = {
-        name: seeds_curve([line for line in lines if str(line[entry]) == name], panel.metric, totals) for name in names
+        name: seeds_curve([line for line in lines if str(line.get(entry)) == name], panel.metric, totals)
+        for name in names
     }
-    label = panel.label
-    if directive.minus:
-        base = curves.pop(directive.minus[0])
-        curves = {name: _minus(curve, base) for name, curve in curves.items()}
-        label = f"{label}, minus that of {directive.minus[0]}"
     handles = {}
     for number, (name, curve) in enumerate(curves.items()):
         if curve.x.size:
             handles[name] = draw_curve(axes, curve, line_style(number))
-    style_axes(axes, panel._replace(label=label), (totals or ("round",))[0].removeprefix("total_").replace("_", " "))
+    style_axes(axes, panel, (totals or ("round",))[0].removeprefix("total_").replace("_", " "))
     _number_logarithms(axes)
     return handles
-
-
-def _minus(curve: Curve, base: Curve) -> Curve:
-    """The difference of two means where both are known; without a band."""
-    at, own, others = np.intersect1d(curve.x, base.x, return_indices=True)
-    difference = curve.mean[own] - base.mean[others]
-    return Curve(at, difference, difference, difference, 1)

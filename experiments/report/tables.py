@@ -37,20 +37,19 @@ class Directive(NamedTuple):
     lines: tuple[str, ...] = ()  # options whose values name the lines of a picture
     x: tuple[str, ...] = ()  # option or column along the horizontal axis
     y: tuple[str, ...] = (ACCURACY,)  # columns along the vertical axes, a panel each
-    value: tuple[str, ...] = (ACCURACY,)  # column that a cell shows, and that a best value has most of
+    value: tuple[str, ...] = (ACCURACY,)  # column that a cell shows, and by whose largest mean `best` chooses
     best: tuple[str, ...] = ()  # option of which each cell, or point, takes the best value
-    where: tuple[str, ...] = ()  # OPTION:VALUE, rows to keep, or OPTION:!VALUE, rows to leave out
+    where: tuple[str, ...] = ()  # OPTION:VALUE to keep, OPTION:!VALUE to leave out; ", " does not end a value
     curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
-    minus: tuple[str, ...] = ()  # draw the difference from the curve of this name
     title: tuple[str, ...] = ()
-    log: tuple[str, ...] = ()  # x, y or both: logarithmic axes
+    log: tuple[str, ...] = ()  # x: a logarithmic horizontal axis
 
     @classmethod
     def parse(cls, line: str) -> Directive | None:
-        """The directive that a line of a page is, if it is one.
+        """Parse the directive in a line of a page; None for another line.
 
         Raises:
-            ArgumentError: an option that directives do not have.
+            ArgumentError: an option that directives do not have, no name of a file, an open quote.
 
         Examples:
             >>> Directive.parse("<!-- table fig7 rows=step_size columns=iterations -->").rows
@@ -62,13 +61,17 @@ class Directive(NamedTuple):
         kind = next((kind for kind in ("table", "picture") if text.startswith(f"<!-- {kind} ")), None)
         if kind is None or not text.endswith("-->"):
             return None
-        name, *words = shlex.split(text.removeprefix(f"<!-- {kind}").removesuffix("-->"))
+        try:
+            name, *words = shlex.split(text.removeprefix(f"<!-- {kind}").removesuffix("-->"))
+        except ValueError:
+            found = f"got {text!r}"
+            raise ArgumentError("directive", "must name a file, with closed quotes", found, "Mend the page.") from None
         options: dict[str, tuple[str, ...]] = {}
         for word in words:
             key, _, value = word.partition("=")
             if key not in cls._fields[2:]:
                 raise ArgumentError("directive", f"has {', '.join(cls._fields[2:])}", f"got {key!r}", "Mend the page.")
-            options[key] = (value,) if key in ("title", "minus") else tuple(re.split(",(?! )", value))
+            options[key] = (value,) if key == "title" else tuple(re.split(",(?! )", value))
         return cls(kind, tuple(name.split("+")), **options)
 
 
@@ -85,10 +88,18 @@ def read_rows(directive: Directive, folder: Path) -> list[Row]:
             raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
         with path.open(newline="", encoding="utf-8") as lines:
             rows += csv.DictReader(lines)
+    check_conditions(directive, rows)
     rows = [row for row in rows if is_kept(directive, row)]
     if not rows:
         raise ArgumentError("directive", "must keep some rows", f"got where={directive.where}", "Mend the page.")
     return rows
+
+
+def check_conditions(directive: Directive, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a condition on what no row has."""
+    for key in (condition.partition(":")[0] for condition in directive.where):
+        if not any(key in row for row in rows):
+            raise ArgumentError("directive", "must name columns of its file", f"got where={key!r}", "Mend the page.")
 
 
 def is_kept(directive: Directive, row: Mapping[str, Any]) -> bool:
@@ -109,6 +120,7 @@ def is_number(text: str) -> bool:
 
 
 def _same(text: str, value: str) -> bool:
+    """True if two cells are equal, numbers as numbers."""
     both = is_number(text) and is_number(value)
     return float(text) == float(value) if both else text == value
 
@@ -129,16 +141,16 @@ def numbers(rows: Sequence[Row], column: str) -> list[float] | None:
     return [float(text) for text in texts] if texts and all(texts) else None
 
 
-def best_of(rows: Sequence[Row], directive: Directive) -> tuple[list[Row], str]:
-    """Rows of the best value of the option `best` by the mean of `value`, and a note that names it."""
-    if not directive.best:
+def best_of(rows: Sequence[Row], options: Sequence[str], value: str) -> tuple[list[Row], str]:
+    """Rows with the best value of an option by the mean of the column `value`, and a note that names it."""
+    if not options:
         return list(rows), ""
-    (option,), (value,) = directive.best, directive.value
+    (option,) = options
     tried = values_of(rows, option)
     of_option = {one: [row for row in rows if row.get(option, "") == one] for one in tried}
     means = {one: np.mean(found) for one, own in of_option.items() if (found := numbers(own, value)) is not None}
-    if not means:
-        return [], ""
+    if not means:  # all diverged, or the option is none of theirs
+        return list(rows), ""
     best = max(means, key=lambda one: means[one])
     is_end = len(tried) > 1 and best in (tried[0], tried[-1])
     return of_option[best], f" ({OPTIONS.get(option, option)} {short(best)}{', at an end' if is_end else ''})"
@@ -150,7 +162,7 @@ def short(text: str) -> str:
 
 
 def rounded_up(value: float) -> str:
-    """A number with three digits that is not below the value."""
+    """Round up to three digits; up to a relative error of 1e-12."""
     if value <= 0 or not math.isfinite(value):
         return f"{value:g}"
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -162,7 +174,7 @@ def cell(rows: Sequence[Row], column: str) -> str:
     """A number over seeds: an accuracy in per cent with its spread, the largest epsilon rounded up, or a mean."""
     if column.endswith("dp_epsilon"):
         known = [float(row[column]) for row in rows if row.get(column)]
-        return rounded_up(max(known)) if known else "none"
+        return rounded_up(max(known)) if known and len(known) == len(rows) else "none"
     found = numbers(rows, column)
     if found is None:
         return "diverged" if rows else ""
@@ -207,7 +219,8 @@ def table(directive: Directive, folder: Path) -> list[str]:
         own = [row for row in rows if tuple(row.get(name, "") for name in directive.rows) == key]
         cells = []
         for head in heads:
-            kept, note = best_of([row for row in own if not option or row.get(option, "") == head], directive)
+            of_cell = [row for row in own if not option or row.get(option, "") == head]
+            kept, note = best_of(of_cell, directive.best, directive.value[0])
             cells.append(cell(kept, directive.value[0] if option else head) + note)
         if any(cells):
             lines.append(f"| {', '.join(short(text) for text in key if text)} | {' | '.join(cells)} |")

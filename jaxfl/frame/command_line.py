@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, get_type_hints
 
@@ -289,13 +289,13 @@ def _catch_interrupts() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is threading.main_thread() and hasattr(handler, "until_caught"):
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.unraisablehook = _interrupt_again
+        sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
 
 
-def _interrupt_again(lost: sys.UnraisableHookArgs) -> None:
+def _interrupt_again(others: Callable[[Any], object], lost: Any) -> None:
     """Repeat an interrupt that came where Python drops exceptions: JAX has a callback in every garbage collection."""
-    if not issubclass(lost.exc_type, KeyboardInterrupt):
-        sys.__unraisablehook__(lost)
+    if lost.exc_type is not KeyboardInterrupt:
+        others(lost)
         return
     again = threading.Timer(0.05, _thread.interrupt_main)
     again.daemon = True

@@ -147,7 +147,7 @@ class TestPairs:
         np.testing.assert_array_equal(pair.tracker_weights, CHAIN.T)
 
     def test_an_edge_weight_is_that_of_a_file_with_such_weights(self, tmp_path):
-        """Of the weights that train, of the epsilon and of the theorems' conditions."""
+        """The weights, the epsilon and the theorems' conditions agree."""
         whole = tracking_pair("five_agents", 5)
         np.save(tmp_path / "pair.npy", np.stack([0.25 * whole.state_weights, 0.25 * whole.tracker_weights]))
         scaled, from_file = config_of(edge_weight=0.25), config_of(graph=str(tmp_path / "pair.npy"))

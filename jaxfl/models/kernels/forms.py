@@ -35,9 +35,11 @@ PATCHES, GROUPED = "patches", "grouped"
 #   positions a channel     forward                       kernel gradient
 #   2048 (32x32x16)         0.85 0.18    0.77 0.11        0.86 0.40    0.77 0.13
 #   256  (16x16x32)         0.29 0.10    0.25 0.07        0.29 0.24    0.25 0.07
+#   32   (8x8x64)           0.12 0.08    0.09 0.09        0.13 0.11    0.09 0.08
 #   16   (8x8x128)          0.21 0.13    0.16 0.07        0.24 0.19    0.15 0.09
 #   8    (8x8x256)          0.47 0.35    0.31 0.19        0.56 0.75    0.31 0.67
 #   1    (4x4x512)          0.35 0.59    0.21 0.60        0.48 0.80    0.22 0.55
+# FORWARD's 4 lies between 8 and 1 positions; 2 to 7 were not measured.
 _GPU_THRESHOLDS = {FORWARD: 4.0, KERNEL_GRADIENT: 16.0}
 # Patches for kernel gradients of 3 channels, which cuDNN computes in one call for each node, were slower all the same:
 # BlazeFL's CNN (100 nodes, batch 50, 5x5 windows of 32x32x3) took 413 ms a round with them and 238 without.

@@ -66,7 +66,10 @@ def timed(name: str, unit: str, of_seconds: Callable[[float], float], fn: Callab
         compiled, calls = jax.jit(fn), 20
 
         def several():
-            return [compiled(*args) for _ in range(calls)][-1]
+            result = compiled(*args)
+            for _ in range(calls - 1):
+                result = compiled(*args)  # one result is held at a time
+            return result
 
         jax.block_until_ready(several())
         return [of_seconds(one / calls) for one in repeated(several, 7)], {}

@@ -154,13 +154,13 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
     lines = [line for line in lines if is_kept(directive, line)]
     if "x" in directive.log:  # which has no place for the start
         lines = [line for line in lines if (line.get((totals or ("round",))[0]) or 0) > 0]
-    names = dict.fromkeys(str(line[entry]) for line in lines if entry in line)
-    curves = {
-        name: seeds_curve([line for line in lines if str(line.get(entry)) == name], panel.metric, totals)
-        for name in names
-    }
+    of_name: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        if entry in line:
+            of_name.setdefault(str(line[entry]), []).append(line)
     handles = {}
-    for number, (name, curve) in enumerate(curves.items()):
+    for number, (name, own) in enumerate(of_name.items()):
+        curve = seeds_curve(own, panel.metric, totals)
         if curve.x.size:
             handles[name] = draw_curve(axes, curve, line_style(number))
     style_axes(axes, panel, (totals or ("round",))[0].removeprefix("total_").replace("_", " "))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.core import ArgumentError
-from jaxfl.privacy.statements import RELATIONS
+from jaxfl.privacy.statements import RELATIONS, rounded_up
 
 Row = Mapping[str, str]
 ACCURACY = "test_accuracy"
@@ -38,7 +37,7 @@ class Directive(NamedTuple):
     x: tuple[str, ...] = ()  # option or column along the horizontal axis
     y: tuple[str, ...] = (ACCURACY,)  # columns along the vertical axes, a panel each
     value: tuple[str, ...] = (ACCURACY,)  # column that a cell shows, and by whose largest mean `best` chooses
-    best: tuple[str, ...] = ()  # option of which each cell, or point, takes the best value
+    best: tuple[str, ...] = ()  # option whose best value each cell, or point, takes
     where: tuple[str, ...] = ()  # OPTION:VALUE to keep, OPTION:!VALUE to leave out; ", " does not end a value
     curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
     title: tuple[str, ...] = ()
@@ -161,20 +160,14 @@ def short(text: str) -> str:
     return f"{float(text):g}" if is_number(text) else text
 
 
-def rounded_up(value: float) -> str:
-    """Round up to three digits; up to a relative error of 1e-12."""
-    if value <= 0 or not math.isfinite(value):
-        return f"{value:g}"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    up = math.ceil(value / unit * (1 - 1e-12)) * unit
-    return f"{up:,.0f}" if up >= 1000 else f"{up:.3g}"
-
-
 def cell(rows: Sequence[Row], column: str) -> str:
     """A number over seeds: an accuracy in per cent with its spread, the largest epsilon rounded up, or a mean."""
     if column.endswith("dp_epsilon"):
         known = [float(row[column]) for row in rows if row.get(column)]
-        return rounded_up(max(known)) if known and len(known) == len(rows) else "none"
+        if not known or len(known) < len(rows):
+            return "none"
+        text = rounded_up(max(known), 3)
+        return f"{float(text):,.0f}" if float(text) >= 1000 else text
     found = numbers(rows, column)
     if found is None:
         return "diverged" if rows else ""

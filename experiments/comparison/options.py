@@ -35,6 +35,7 @@ class Learning:
     COUNTS: ClassVar = (
         where("method", (UPDATES,), "num_active", "update_clip_norm"),
         where("method", (ADAPTIVE,), "kappa", "estimates_share"),
+        where("method", ("DP-GT", "noisy-states"), "state_mixing"),
     )
     method: Literal[
         "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL", "DP-FedAvg",
@@ -52,6 +53,9 @@ class Learning:
     as the smallest node has."""
     clip_norm: float = traced(1.0)
     """Bound on each sample's gradient in the L2 norm."""
+    state_mixing: float = traced(0.1)
+    """Mixing step alpha of DP-GT and noisy-states: a node moves its state by alpha times the weighted differences from
+    what it hears. The default is that of scheme S2."""
     local_steps: int = 3
     """Iterations of a client in a round, of methods with a server; ALI-DPFL divides as many over its rounds."""
     kappa: float = traced(30.0)
@@ -137,7 +141,7 @@ def _tracking(config: Configuration) -> dict[str, Any]:
         "dp_delta": budget.dp_delta,
         **({"graph": topology.graph} if is_tracking else {"baseline_graph": topology.undirected}),
         "iterations": learning.rounds,
-        **{name: getattr(learning, name) for name in ("step_size", "clip_norm")},
+        **{name: getattr(learning, name) for name in ("step_size", "clip_norm", "state_mixing")},
     }
 
 

@@ -1,7 +1,7 @@
 """Every private method of the engine at the same proven epsilon: which one is best on my data?
 
     python -m experiments.comparison                                               # digits, two minutes on two cores
-    python -m experiments.comparison --grid target_epsilon=1,3,8 --seeds 0 1 2
+    python -m experiments.comparison --target-epsilon 1 3 8 --neighboring-relation replace_one --seeds 0 1 2
     python -m experiments.comparison --dataset patients.csv --label-column ill --site-column hospital
     python -m experiments.comparison --method DP-FedAvg --target-epsilon 8         # privacy of whole clients
 

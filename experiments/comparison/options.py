@@ -34,7 +34,8 @@ class Learning:
 
     COUNTS: ClassVar = (
         where("method", (UPDATES,), "num_active", "update_clip_norm"),
-        where("method", (ADAPTIVE,), "kappa"),
+        where("method", (ADAPTIVE,), "kappa", "estimates_share"),
+        where("method", ("DP-GT", "noisy-states"), "state_mixing"),
     )
     method: Literal[
         "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL", "DP-FedAvg",
@@ -52,10 +53,16 @@ class Learning:
     as the smallest node has."""
     clip_norm: float = traced(1.0)
     """Bound on each sample's gradient in the L2 norm."""
+    state_mixing: float = traced(0.1)
+    """Mixing step alpha of DP-GT and noisy-states: a node moves its state by alpha times the weighted differences from
+    what it hears. The default is that of scheme S2."""
     local_steps: int = 3
     """Iterations of a client in a round, of methods with a server; ALI-DPFL divides as many over its rounds."""
     kappa: float = traced(30.0)
     """Constant by which ALI-DPFL chooses its steps of a round; a larger one allows more."""
+    estimates_share: float = traced(0.5)
+    """Share of target_epsilon that ALI-DPFL's private estimates would spend without the steps, between 0 and 1; the
+    steps get the noise that the rest leaves them."""
     num_active: int = 4
     """Clients of DP-FedAvg that are expected in a round."""
     update_clip_norm: float = traced(1.0)
@@ -134,18 +141,18 @@ def _tracking(config: Configuration) -> dict[str, Any]:
         "dp_delta": budget.dp_delta,
         **({"graph": topology.graph} if is_tracking else {"baseline_graph": topology.undirected}),
         "iterations": learning.rounds,
-        **{name: getattr(learning, name) for name in ("step_size", "clip_norm")},
+        **{name: getattr(learning, name) for name in ("step_size", "clip_norm", "state_mixing")},
     }
 
 
 def _estimates(config: Configuration) -> dict[str, Any]:
-    """Private constants of ALI-DPFL. Their noise is what all of them alone would need for half of epsilon."""
+    """Private constants of ALI-DPFL. Their noise is what all of them alone would need for their share of epsilon."""
     learning, budget = config.learning, config.budget
     one = ClientRelease("poisson", 1, 1, learning.clip_norm, 0.0)  # an estimate takes all samples of a client
     noise = calibrate_noise_multiplier(
         [one],
         learning.rounds,
-        target_epsilon=budget.target_epsilon / 2,
+        target_epsilon=budget.target_epsilon * learning.estimates_share,
         bound="proven",
         dp_delta=budget.dp_delta,
         neighboring_relation=budget.neighboring_relation,
@@ -191,6 +198,7 @@ def check_config(config: Configuration) -> None:
     method, relation = METHODS[config.learning.method], config.budget.neighboring_relation
     check.at_least(1, rounds=config.learning.rounds, local_steps=config.learning.local_steps)
     check.positive(step_size=config.learning.step_size, clip_norm=config.learning.clip_norm)
+    check.open_unit(estimates_share=config.learning.estimates_share)
     if relation not in method.relations and config.learning.method not in SILENT:
         found, remedy = f"got {relation}", f"Pass {method.relations[0]}, or other methods."
         requirement = f"must be {' or '.join(method.relations)} for {config.learning.method}"

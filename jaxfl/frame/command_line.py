@@ -33,7 +33,7 @@ from jaxfl.frame.experiment import Experiment, Request, request
 from jaxfl.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
 from jaxfl.frame.help import print_help
 from jaxfl.frame.launcher import JobsStopped
-from jaxfl.frame.options import flag, flat, options, unknown, value_of
+from jaxfl.frame.options import flag, flat, options, unknown, value_of, varies_by_words
 from jaxfl.frame.output import steady_output
 from jaxfl.frame.records import JOBS
 from jaxfl.frame.run import leave_accelerators, run, use_all_cores
@@ -52,7 +52,7 @@ class EveryExperiment:
     """NAME of a figure, a table or a setting of the paper; --list-presets shows all."""
     grid: tuple[str, ...] = ()
     """OPTION=VALUE,VALUE,... [OPTION=...]: vary options, together value by value within one --grid, independently over
-    several."""
+    several. Several words after a number's or a choice's own option do the same: --step-size 0.1 0.2."""
     grid_file: str = ""
     """A .csv or .jsonl FILE with a row a configuration."""
     sample: tuple[str, ...] = ()
@@ -189,6 +189,9 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
             raise unknown(word.replace("_", "-") or "''", "".join([*near, "See --help-all for all options."]))
         if name == "grid":
             axes.append(parse_axis(words, table))
+            continue
+        if len(words) > 1 and name in table and table[name].saved and varies_by_words(kinds[name]):
+            axes.append(axis(table, **{name: [value_of(name, kinds[name], [one]) for one in words]}))
             continue
         if name in changes:
             raise ArgumentError(name, "must be given once", f"got {' '.join(words)!r} as well", "Remove one of them.")

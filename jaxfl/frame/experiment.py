@@ -247,7 +247,7 @@ def _overlays(
     explicit = {*changes, *(name for part in grid for name in part)}
     for name in changes:
         if any(name in part for part in grid):
-            found = f"got {text_of(changes[name])} beside --grid"
+            found = f"got {text_of(changes[name])} beside several values"
             raise ArgumentError(name, "must be given once", found, "Remove one of them.")
     for left, right in experiment.rivals:
         if set(left) & explicit and set(right) & explicit:

@@ -179,6 +179,12 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
+def varies_by_words(kind: Any) -> bool:
+    """True for a number or a choice, of which several words are several values; a text may hold spaces."""
+    parts = alternatives(kind)
+    return all(part in (int, float, types.NoneType) or typing.get_origin(part) is Literal for part in parts)
+
+
 def _in_words(kind: Any) -> str:
     """Values that an option takes."""
     parts = []

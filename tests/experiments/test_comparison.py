@@ -80,9 +80,14 @@ def test_a_row_is_that_of_the_method_s_own_experiment(method, experiment, tmp_pa
 
 def test_the_best_step_of_each_is_that_of_results_csv(tmp_path, capsys):
     out = tmp_path / "run"
-    words = "--grid method=PrivSGP,DPFL --grid step_size=0.01,0.1,1 --grid target_epsilon=1,8 --seeds 0 1 --rounds 4"
-    words += " --nodes 5 --num-train 200 --num-test 40 --batch-size 4 --hidden 4 --baselines pooled alone --quiet"
-    assert main(COMPARISON, f"{words} --out {out}".split()) == 0, capsys.readouterr()
+    words = "--seeds 0 1 --rounds 4 --neighboring-relation replace_one --nodes 5 --num-train 200 --num-test 40"
+    words += f" --batch-size 4 --hidden 4 --baselines pooled alone --quiet --out {out}"
+    several = "--method PrivSGP DPFL --step-size 0.01 0.1 1 --target-epsilon 1 8"
+    assert main(COMPARISON, f"{several} {words}".split()) == 0, capsys.readouterr()
+    ended = (out / "results.csv").read_bytes()
+    as_grid = "--grid method=PrivSGP,DPFL --grid step_size=0.01,0.1,1 --grid target_epsilon=1,8"
+    assert main(COMPARISON, f"{as_grid} {words} --resume".split()) == 0, capsys.readouterr()
+    assert (out / "results.csv").read_bytes() == ended
     with open(out / "comparison.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 3 * 2 + 1  # the pooled data have no budget
@@ -117,11 +122,33 @@ def test_other_options_that_vary_are_places_of_their_own():
 
 
 def test_options_are_those_of_the_comparison_on_every_data_set():
-    for method, changes in (("ALI-DPFL", {"kappa": 7.0}), ("DPFL", {"local_steps": 2})):
+    given = [("ALI-DPFL", {"kappa": 7.0}), ("DPFL", {"local_steps": 2})]
+    given += [(method, {"state_mixing": 0.7}) for method in ("DP-GT", "noisy-states")]
+    for method, changes in given:
         row = next(iter(asked(method, **changes).rows.values()))
         theirs = flat(_row(METHODS[method], row).config)
         assert {name: theirs[name] for name in changes} == changes
     assert flat(_row(METHODS["ALI-DPFL"], next(iter(asked("ALI-DPFL").rows.values()))).config)["kappa"] == 30.0
+    for method in ("DP-GT", "noisy-states"):  # the option's default is the scheme's
+        theirs = next(iter(request(METHODS[method].experiment, {"method": method, "scheme": "S2"}).rows.values()))
+        assert flat(theirs.config)["state_mixing"] == flat(COMPARISON.base)["state_mixing"] == 0.1
+    refused(lambda: asked("PrivSGP", state_mixing=0.5), "state_mixing")
+
+
+def test_estimates_take_their_share_of_epsilon_and_no_more():
+    found = [
+        flat(_row(METHODS["ALI-DPFL"], next(iter(asked("ALI-DPFL", estimates_share=share).rows.values()))).config)
+        for share in (0.1, 0.5)
+    ]
+    assert found[0]["constants_noise"] > 2 * found[1]["constants_noise"]
+    assert found[0]["target_epsilon"] == found[1]["target_epsilon"] == 3.0
+    rows = asked("ALI-DPFL", estimates_share=0.1).rows
+    (case,) = PREPARE(rows).cases.values()
+    spent = case.privacy(4, local_iterations=12, estimate_releases=4)[0]
+    assert 0.99 * 3 < spent["dp_epsilon"] <= 3
+    rows = asked("ALI-DPFL", estimates_share=1.0).rows
+    refused(lambda: PREPARE(rows), "estimates_share", "1")
+    refused(lambda: asked("DPFL", estimates_share=0.1), "estimates_share")
 
 
 def test_all_samples_of_a_node_are_those_of_the_smallest_over_seeds():

@@ -1,5 +1,7 @@
 """Options of the frame: words to values, choices by signature, grids from words, files and ranges."""
 
+import re
+
 import pytest
 from toy_experiment import EXPERIMENT, SHAPES, Configuration, ask
 
@@ -80,6 +82,47 @@ class TestGrids:
     def test_a_value_of_several_words_is_quoted(self):
         lines = ask(["--shape", "circle", "--grid", "widths=8 4,16", "clip_norm=1,None"])
         assert values_of(lines, "widths", "clip_norm") == [((8, 4), 1.0), ((16,), None)]
+
+    @pytest.mark.parametrize(
+        ("words", "grid"),
+        [
+            ("--rounds 2 1 --step-size 3 theory", "--grid rounds=2,1 --grid step_size=3,theory"),
+            ("--step-size 3 theory --rounds 2 1", "--grid step_size=3,theory --grid rounds=2,1"),
+            ("--clip-norm None 1 --seeds 4 3", "--grid clip_norm=None,1 --grid seed=4,3"),
+            ("--seed 4 3 --grid rounds=1,2 radius=1,2", "--grid seed=4,3 --grid rounds=1,2 radius=1,2"),
+            ("--preset figure_2 --step-size -1 -2", "--preset figure_2 --grid step_size=-1,-2"),
+        ],
+    )
+    def test_several_words_after_a_number_or_a_choice_are_an_axis(self, words, grid):
+        one, other = ask(f"--shape circle {words}"), ask(f"--shape circle {grid}")
+        assert (list(one.rows.items()), one.grid, one.changes) == (list(other.rows.items()), other.grid, other.changes)
+
+    def test_several_words_after_a_choice_take_the_place_of_the_base_s_axis(self):
+        assert [*ask("--shape square star --side 1 2").rows] == [*ask("--grid shape=square,star --grid side=1,2").rows]
+        assert [*ask(["--shape", "circle", "--set", "rounds=1 2"]).rows] == [*ask("--shape circle --rounds 1 2").rows]
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            ("--rounds 1 2 --grid rounds=3,4", "rounds: must be varied once; it is on two axes. Remove one of them."),
+            ("--rounds 1 2 --rounds 3 4", "rounds: must be varied once; it is on two axes. Remove one of them."),
+            ("--rounds 1 2 --rounds 3", "rounds: must be given once; got 3 beside several values. Remove one of them."),
+            ("--seed 1 2 --seeds 3", "seed: must be varied once; it is on two axes. Remove one of them."),
+            ("--rounds 1 2 --sample rounds=1:9", "rounds: must be varied once; it is on two axes. Remove one of them."),
+            ("--rounds 1 1", "rounds: must be distinct and at least one; got 1 1. List each once."),
+            ("--rounds 1 x", "rounds: must be an integer; got 'x'. Pass another, or leave it out for the default."),
+            ("--widths 8 4 --widths 2", "widths: must be given once; got '2' as well. Remove one of them."),
+            ("--title a b", "title: must be a text; got 'a b'. Pass another, or leave it out for the default."),
+            ("--checkpoint-every 1 2", "checkpoint_every: must be an integer; got '1 2'."),
+            ("--fast true false", "fast: takes no value; got 'true false'. Write --fast alone, or leave it out."),
+        ],
+    )
+    def test_one_sentence_where_several_words_are_no_axis(self, words, message):
+        with pytest.raises(ArgumentError, match=f"^{re.escape(message)}"):
+            ask(f"--shape circle {words}")
+
+    def test_several_words_after_an_option_that_takes_several_are_one_value(self):
+        assert values_of(ask("--shape circle --widths 8 4"), "widths") == [((8, 4),)]
 
     @pytest.mark.parametrize(
         ("name", "text"),

@@ -292,7 +292,7 @@ def dzofl_error(data, task):
                 "step_size": 0.3,
                 "smoothing": 0.7,
                 "directions": [structure.unflatten(one) for one in scaled],
-                "batches": [own[mask] for own, mask in used],
+                "batches": dict(enumerate(own[mask] for own, mask in used)),
                 "arrived": np.asarray(draws.uplink.arrived),
                 "uplink": np.zeros((5, 2)),
                 "downlink": np.zeros(2),

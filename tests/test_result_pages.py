@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.dp_gradient_tracking import EXPERIMENT, budgets
+from jaxfl.frame.command_line import parse
+
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 
 
@@ -78,6 +81,36 @@ def test_ali_dpfl_with_one_kappa_is_ahead_of_one_fixed_tau_by_what_its_page_says
     for at, tau in zip(columns, "222555", strict=True):
         fixed = {key[2]: row["test_accuracy"] for key, row in accuracy.items() if key[:2] == at and row["local_steps"]}
         assert max(fixed, key=lambda key: fixed[key]) == tau
+
+
+def cumulative_budgets():
+    """(scheme, method, weights, bound) -> the epsilon of iterations 0 to 2,000, at the noise of figure 8's paper."""
+    curves, both = {}, "noisy-states, noisy-quantized-states"
+    for weights in ("0.01", "1"):
+        line = f"--preset fig8 --noise-gain 1 --edge-weight {weights}"
+        for row in parse(EXPERIMENT, line.split())[0].rows.values():
+            learning = row.config.learning
+            names = {"noisy-states": both, "noisy-quantized-states": both}
+            own = learning.scheme, names.get(learning.method, learning.method)
+            if learning.method == "DP-GT":
+                curves[*own, weights, "published"] = budgets.published(row.config)
+                curves[*own, weights, "proven"] = budgets.proven(row.config)
+            elif row.config.is_noisy:
+                bounds = "reconstructed, proven" if learning.method == "noisy-outputs" else "reconstructed"
+                np.testing.assert_array_equal(budgets.published(row.config), budgets.proven(row.config))
+                curves[*own, "", bounds] = budgets.published(row.config)
+            elif learning.method == "ternary-states":  # delta is 1 from the iteration on that the page names
+                assert np.argmax(budgets.deltas(row.config) >= 1) == {"S1": 8, "S2": 6}[learning.scheme]
+    return curves
+
+
+def test_the_budgets_of_gradient_trackings_figure_8_are_the_formulas():
+    rows, curves = rows_of("dp_gradient_tracking", "fig8_budgets_results"), cumulative_budgets()
+    keys = [(row["scheme"], row["method"], row["weights"], row["bound"]) for row in rows]
+    assert set(keys) == set(curves)
+    for key, row in zip(keys, rows, strict=True):
+        expected = float(curves[key][int(row["iteration"])])
+        assert float(row["cumulative_dp_epsilon"]) == pytest.approx(expected, rel=1e-6)
 
 
 def rounds_to(name, accuracy):

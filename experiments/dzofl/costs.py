@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxfl.channel import DZOFL_COUNTED, Ledger, backward_energy, forward_energy, total
+from jaxfl.channel.ledger import COUNTED
 from jaxfl.frame import Finished
 from jaxfl.training.summary import with_prefix
 
@@ -31,9 +32,9 @@ _RATE, _SLOT, _PASS = 10e6, 0.125e-3, 16e6 / 4e9  # its bits a second, slot and 
 
 
 class RoundCost(NamedTuple):
-    """A round of all devices."""
+    """The expected cost of a round: of all devices, or of those that are drawn."""
 
-    bits: float  # up, of each device
+    bits: float  # up, of a device that sends
     computing_joules: float
     sending_joules: float
     seconds: float
@@ -60,18 +61,26 @@ def published_ledger(config: Configuration) -> Ledger:
 
 
 def round_costs(config: Configuration, entry: Mapping[str, Any]) -> dict[str, RoundCost]:
-    """Reading -> the cost of a round; `entry` is the summary's of the case. All devices and rounds count alike."""
-    num_nodes = config.clients.nodes
-    counts = {
-        name: np.full(num_nodes, entry["costs"][name]["mean"] / (num_nodes * entry["rounds"]))
-        for name in ("bits_sent", "bits_received", "gradient_evaluations", "forward_evaluations")
-    }
+    """Reading -> the cost of a round; `entry` is the summary's of the case. All active devices and rounds count alike.
+
+    A round ends with its slowest device. Of n devices in ascending order of their seconds, device j (from 1) is the
+    slowest of k drawn ones with probability C(j - 1, k - 1) / C(n, k).
+    """
+    num_nodes, num_active = config.clients.nodes, config.num_active
+    num_receivers = num_nodes if config.learning.method == DZOFL else num_active
+    of_round = {name: entry["costs"][name]["mean"] / entry["rounds"] for name in COUNTED}
+    nothing, device = np.zeros((num_nodes, num_nodes)), np.eye(num_nodes)  # row i: device i is active alone
+    up = {name: number / num_active * device for name, number in of_round.items()} | {"bits_received": nothing}
+    received = np.where(np.arange(num_nodes) < num_receivers, of_round["bits_received"] / num_receivers, 0)
+    last = [math.comb(j, num_active - 1) / math.comb(num_nodes, num_active) for j in range(num_nodes)]
     costs = {}
     for reading, book in zip(READINGS, (config.ledger(), published_ledger(config)), strict=True):
-        of_round, unsent = book.of_round(counts), book.of_round({**counts, "bits_sent": np.zeros(num_nodes)})
-        computing, joules = float(unsent.joules), float(of_round.joules)
-        bits, seconds = float(counts["bits_sent"][0]), float(of_round.simulated_seconds)
-        costs[reading] = RoundCost(bits, computing, joules - computing, seconds)
+        whole, unsent = book.of_round(up), book.of_round({**up, "bits_sent": nothing})
+        down = book.of_round({**dict.fromkeys(COUNTED, nothing[0]), "bits_received": received})
+        sending = num_active * float(np.mean(whole.joules - unsent.joules))
+        computing = num_active * float(np.mean(unsent.joules)) + float(down.joules)
+        seconds = float(np.sort(whole.simulated_seconds) @ last + down.simulated_seconds)
+        costs[reading] = RoundCost(of_round["bits_sent"] / num_active, computing, sending, seconds)
     return costs
 
 

@@ -15,6 +15,7 @@ from jaxfl import channel
 from jaxfl.algorithms.dzofl import decaying_schedules
 from jaxfl.core import Algorithm, ArgumentError, Array, Task, check
 from jaxfl.frame import Choice, Clients, Costs, Data, Network, Row, Run, choose, flat, traced, where
+from jaxfl.frame.options import UNSAID, since
 
 LARGEST_M = 1e18  # whose square float32 holds
 DZOFL, FED_AVG, ALONE = "DZOFL", "FedAvg", "alone"
@@ -37,7 +38,11 @@ QUANTIZER = Choice(
 class Learning:
     """The algorithm."""
 
-    COUNTS: ClassVar = (where("method", (DZOFL,), *_ZERO_ORDER), where("method", (FED_AVG, ALONE), "sgd_step_size"))
+    COUNTS: ClassVar = (
+        where("method", (DZOFL,), *_ZERO_ORDER),
+        where("method", (FED_AVG, ALONE), "sgd_step_size"),
+        where("method", (DZOFL, FED_AVG), "num_active"),
+    )
     method: Literal["DZOFL", "FedAvg", "alone"] = DZOFL
     """DZOFL (a device sends differences of losses), FedAvg (distributed SGD: one local step, a device sends the change
     of its model) or alone (FedAvg without a server: each device by itself)."""
@@ -45,6 +50,8 @@ class Learning:
     """Rounds K."""
     batch_size: int = 10
     """Number of samples that a device takes in a round."""
+    num_active: int | None = since(None, {None: UNSAID})
+    """Number of devices that compute and send in a round, drawn anew in each; all by default, as in the paper."""
     step_size: float = traced(5.0)
     """alpha_0 of DZOFL's step sizes alpha_0 (1 + k)^-u1."""
     step_exponent: float = 0.26
@@ -147,6 +154,12 @@ class Configuration:
         return channel.success_probability(jnp.linalg.norm(places, axis=1), radio)
 
     @property
+    def num_active(self) -> int:
+        """Number of devices that compute in a round."""
+        given = None if self.learning.method == ALONE else self.learning.num_active
+        return self.clients.nodes if given is None else given
+
+    @property
     def resends(self) -> bool:
         """True where lost messages are sent again."""
         return self.learning.method == FED_AVG and self.channel.lost == "resend"
@@ -161,7 +174,7 @@ class Configuration:
             if learning.method == ALONE:
                 return jaxfl.partial_averaging(self.task(), clients=clients, synchronized=())
             return jaxfl.fed_avg(
-                self.task(), clients=clients, num_active=self.clients.nodes, uplink=jaxfl.uplink(links=uplink)
+                self.task(), clients=clients, num_active=self.num_active, uplink=jaxfl.uplink(links=uplink)
             )
         step_size, smoothing = decaying_schedules(
             learning.step_size,
@@ -174,6 +187,7 @@ class Configuration:
             batch_size=learning.batch_size,
             step_size=step_size,
             smoothing=smoothing,
+            num_active=learning.num_active,
             uplink=uplink,
             downlink=quantizer,
             num_directions=learning.num_directions,

@@ -61,11 +61,15 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
     for one, panel in zip(axes, panels, strict=True):
         if "x" in directive.log:
             one.set_xscale("log")
+        if "y" in directive.log:
+            one.set_yscale("log")
+        for height in directive.level:
+            one.axhline(float(height), color="black", linewidth=1, linestyle=":")
         handles |= fill(directive, folder, one, panel)
     if not handles:
         found = f"got x={directive.x}, y={directive.y}"
         raise ArgumentError("directive", "must name columns that its file has", found, "Mend the page.")
-    legend_below(figure, handles, [_note(directive)], 3)
+    legend_below(figure, handles, [_note(directive, folder)], 3)
     return save_figure(figure, folder / named[1])
 
 
@@ -88,10 +92,12 @@ def _label(column: str) -> str:
     return f"test accuracy, {words.removeprefix('test accuracy ')}" if column.startswith(ACCURACY) else words
 
 
-def _note(directive: Directive) -> str:
+def _note(directive: Directive, folder: Path) -> str:
     """The meaning of lines and bars."""
     if directive.curves:
         return "line: mean over seeds, band: smallest to largest seed"
+    if not any("seed" in row for row in read_rows(directive, folder)):
+        return "lines: by formula"
     best = (
         f"; best {directive.best[0].replace('_', ' ')} of each point, by what the axis shows" if directive.best else ""
     )
@@ -110,8 +116,12 @@ def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[s
         if points:
             at, mean, spread = np.array(points).T
             places |= {float(place) for place in at}
-            style = line_style(number) | {"marker": _MARKS[number % len(_MARKS)], "markersize": 5, "capsize": 2}
-            handles[_name(directive, key)] = axes.errorbar(at, mean, spread, **style)
+            style = line_style(number)
+            if any("seed" in row for row in own):
+                style |= {"marker": _MARKS[number % len(_MARKS)], "markersize": 5, "capsize": 2}
+                handles[_name(directive, key)] = axes.errorbar(at, mean, spread, **style)
+            else:
+                (handles[_name(directive, key)],) = axes.plot(at, mean, **style)
     style_axes(axes, panel, _AXES.get(x, x.replace("_", " ")))
     if len(places) <= 10:
         axes.set_xticks(sorted(places), [f"{place:g}" for place in sorted(places)])

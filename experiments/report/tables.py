@@ -41,7 +41,8 @@ class Directive(NamedTuple):
     where: tuple[str, ...] = ()  # OPTION:VALUE to keep, OPTION:!VALUE to leave out; ", " does not end a value
     curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
     title: tuple[str, ...] = ()
-    log: tuple[str, ...] = ()  # x: a logarithmic horizontal axis
+    log: tuple[str, ...] = ()  # axes that are logarithmic: x, y
+    level: tuple[str, ...] = ()  # a height at which a dotted line is drawn
 
     @classmethod
     def parse(cls, line: str) -> Directive | None:

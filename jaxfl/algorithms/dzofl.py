@@ -9,7 +9,8 @@ The rounded messages Q(Delta_i) of a set S of devices reach the server, which se
     Q(Delta),  Delta = n / |S| sum_{i in S} Q(Delta_i), or 0 where S is empty
     x <- x - alpha_k Q(Delta) Phi_k
 
-With q directions a message holds q differences, and x moves by the mean of their steps.
+With q directions a message holds q differences, and x moves by the mean of their steps. Where only some devices send,
+S holds those of them whose messages arrive, and all devices receive Q(Delta).
 
 | symbol | here |
 |---|---|
@@ -30,8 +31,9 @@ The estimate g = Q(Delta) Phi is not divided by gamma, so it is biased: with F =
 So the step along the gradient of the devices' mean loss is 2 n alpha_k gamma_k / d. `decaying_schedules` gives step
 sizes with a proof of convergence in the paper.
 
-Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); messages to the
-server may be lost with probabilities that differ, which biases Delta towards devices that are heard more often.
+Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); rounds in which
+only some devices send; messages to the server may be lost with probabilities that differ, which biases Delta towards
+devices that are heard more often.
 Section III-C counts the energy of both directions. A ledger of `jaxfl.channel` counts the uplink alone unless it is
 given `downlink_watts`; this favours methods whose server sends more.
 
@@ -47,7 +49,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.clients.server import server_model
+from jaxfl.algorithms.clients.server import at_clients, check_num_active, draw_active, server_model
 from jaxfl.channel.links import LOST_MESSAGES, QUANTIZER_OVERFLOW, LinkDraws, Links, links
 from jaxfl.channel.quantize import Quantizer
 from jaxfl.core import (
@@ -93,9 +95,10 @@ class State(NamedTuple):
 class Draws(NamedTuple):
     """The random numbers of one round."""
 
-    batch: Batch  # of every device
+    active: Array | None  # (k,), int32, the devices that send, ascending; None: all n
+    batch: Batch  # of the k devices that send
     directions: Directions  # the same for all; numbers are made where they are used
-    uplink: LinkDraws  # which messages reach the server, and how they are rounded
+    uplink: LinkDraws  # which of the k messages reach the server, and how they are rounded
     downlink: Array | None  # (q,), float32, uniform on [0, 1), by which the server rounds; None without a quantizer
 
 
@@ -106,6 +109,7 @@ def dzofl(
     batch_size: int,
     step_size: float | Array | Callable[[Array], Array],
     smoothing: float | Array | Callable[[Array], Array],
+    num_active: int | None = None,
     uplink: Links | None = None,
     downlink: Quantizer | None = None,
     num_directions: int = 1,
@@ -122,6 +126,7 @@ def dzofl(
         step_size: alpha: a number, a traced scalar, or a schedule of the round index. Along the gradient of the mean
             loss a round steps by 2 n alpha gamma / d.
         smoothing: gamma, given like `step_size`: the L2 distance of a probe from x (root mean square if Gaussian).
+        num_active: devices that compute and send in a round, uniform without replacement; None: all.
         uplink: `jaxfl.links`: which devices' messages reach the server, and how they are quantised. None: all, in 32
             bits a number.
         downlink: how the server's message is quantised; it always arrives. None: 32 bits a number.
@@ -131,8 +136,9 @@ def dzofl(
 
     Returns:
         An `Algorithm`; `node_params` gives the model with a leading node axis of length 1. Its info has four
-        numbers (): the mean loss over devices and passes; the L2 norm of the step of x; "broadcast", the root mean
-        square of Q(Delta) over directions; "broadcast_overflow", how many of these lie beyond the quantizer's range.
+        numbers (): the mean loss over active devices and passes; the L2 norm of the step of x; "broadcast", the root
+        mean square of Q(Delta) over directions; "broadcast_overflow", how many of these lie beyond the quantizer's
+        range.
 
     Raises:
         ArgumentError: a number out of range, or a task with `train_loss`; from `init`, data or links that do not fit.
@@ -142,7 +148,9 @@ def dzofl(
         - where no message arrives the model stays as it is.
         - the expected step on a quadratic is 2 n alpha gamma / d times the gradient of the mean loss, times the
           probability that a message arrives.
-        - all devices' batches run forward together.
+        - all active devices' batches run forward together, and no others.
+        - each device is active with probability num_active / n in each round. A device's batch does not depend on who
+          else is active.
         - no direction is held: a round takes the memory of the parameters, which the new ones replace, and of one moved
           copy. With several or with Gaussian directions, the step of x is held as well, to be measured.
         - padding never contributes.
@@ -163,11 +171,14 @@ def dzofl(
     check.at_least(1, batch_size=batch_size)
     check_directions(num_directions, direction, smoothing)
     check_sample_losses(task)
+    if num_active is not None:
+        check.at_least(1, num_active=num_active)
     to_server = links() if uplink is None else uplink
     scheme, q = sampler(batch_size), num_directions
 
     def init(key, data):
         check_task(task, data)
+        check_num_active(num_active or 1, data.num_nodes)
         check_counts(scheme, data.sizes, data.names)
         jax.eval_shape(lambda: to_server.draw_to_server(key, 0, data.num_nodes))  # which refuses links that do not fit
         return State(params=task.init(purpose_key(key, Purpose.INIT)), round_index=jnp.int32(0))
@@ -175,17 +186,23 @@ def dzofl(
     def draw(key, state, data):
         n, k = data.num_nodes, state.round_index
         server_key = leaf_key(purpose_key(key, Purpose.MESSAGE_ROUNDING, k), _SERVER)
+        active = None if num_active is None else draw_active(key, k, num_active, n)
+        of_all = draw_batch(scheme, key, k, data.sizes), to_server.draw_to_server(key, k, n)
+        batch, links_of_round = of_all if active is None else jax.tree.map(lambda leaf: leaf[active], of_all)
         return Draws(
-            batch=draw_batch(scheme, key, k, data.sizes),
+            active=active,
+            batch=batch,
             directions=shared_directions(direction, key, k),
-            uplink=to_server.draw_to_server(key, k, n),
+            uplink=links_of_round,
             downlink=None if downlink is None else jax.random.uniform(server_key, (q,), jnp.float32),
         )
 
     def update(state, data, draws):
-        k, batch, n = state.round_index, draws.batch, data.num_nodes
+        k, batch, n, num_senders = state.round_index, draws.batch, data.num_nodes, len(draws.batch.mask)
         alpha, gamma = at_round(step_size, k, state.params), at_round(smoothing, k, state.params)
-        inputs, labels = gather(data, batch.indices)
+        # The pool of active devices is not cut by owner.
+        senders = data if draws.active is None else data._replace(indices=data.indices[draws.active], parts=None)
+        inputs, labels = gather(senders, batch.indices)
 
         def losses(params):
             def of_device(inputs, labels, mask):
@@ -196,7 +213,7 @@ def dzofl(
         above, below = losses_along(losses, state.params, draws.directions, q, gamma)
         differences = (above - below).sum(axis=2).T / batch_size
         messages = to_server.send(differences, draws.uplink.rounding)
-        arrived = jnp.ones(n, bool) if draws.uplink.arrived is None else draws.uplink.arrived
+        arrived = jnp.ones(num_senders, bool) if draws.uplink.arrived is None else draws.uplink.arrived
         arrivals = jnp.where(arrived[:, None], messages.values, 0.0).sum(axis=0)
         total = arrivals * (n / jnp.maximum(arrived.sum(), 1).astype(arrivals.dtype))
         broadcast = total if downlink is None else downlink.apply(total, draws.downlink)
@@ -211,18 +228,20 @@ def dzofl(
             update_norm = jnp.abs(coefficients[0]) * tree_norm(
                 along(draws.directions, jnp.ones_like(coefficients), state.params), 2
             )
-        none = jnp.zeros(n, jnp.int32)
-        info = Info(loss=(above + below).sum() / (2 * q * n * batch_size)).plus(
+        none = jnp.zeros(num_senders, jnp.int32)
+        info = Info(loss=(above + below).sum() / (2 * q * num_senders * batch_size)).plus(
             {LOST_MESSAGES: 1 - arrived.astype(jnp.int32), QUANTIZER_OVERFLOW: none, **messages.counts},
             {BATCH_OVERFLOW: batch.overflow},
             broadcast=jnp.sqrt(jnp.mean(broadcast**2)),
             update_norm=update_norm,
-            bits_sent=jnp.full(n, q * to_server.bits, jnp.float32),
-            bits_received=jnp.full(n, q * (_FLOAT_BITS if downlink is None else downlink.bits), jnp.float32),
+            bits_sent=jnp.full(num_senders, q * to_server.bits, jnp.float32),
             gradient_evaluations=none,
             forward_evaluations=2 * q * batch.mask.sum(axis=1, dtype=jnp.int32),
             broadcast_overflow=jnp.int32(0) if downlink is None else downlink.overflows(total),
         )
+        info = info if draws.active is None else at_clients(info, draws.active, n)
+        received = q * (_FLOAT_BITS if downlink is None else downlink.bits)  # by idle devices, too
+        info = info.plus(bits_received=jnp.full(n, received, jnp.float32))
         params = jax.tree.map(jnp.subtract, state.params, moves)
         return State(params=params, round_index=k + 1), info
 

@@ -48,17 +48,19 @@ def as_reference(tree):
 
 
 @pytest.mark.parametrize(
-    ("direction", "num_directions", "sampler", "platform", "is_lossy"),
+    ("direction", "num_directions", "sampler", "platform", "is_lossy", "num_active"),
     [
-        ("rademacher", 1, gradients.fixed, "cpu", True),
-        ("gaussian", 3, gradients.poisson, "cpu", False),
-        ("gaussian", 3, gradients.poisson, "gpu", True),
+        ("rademacher", 1, gradients.fixed, "cpu", True, None),
+        ("gaussian", 3, gradients.poisson, "cpu", False, None),
+        ("gaussian", 3, gradients.poisson, "gpu", True, None),
+        ("rademacher", 2, gradients.poisson, "cpu", True, 2),
+        ("rademacher", 1, gradients.fixed, "cpu", False, 3),
     ],
 )
 @pytest.mark.quick_cases(1)
-def test_follows_the_papers_lines(direction, num_directions, sampler, platform, is_lossy):
+def test_follows_the_papers_lines(direction, num_directions, sampler, platform, is_lossy, num_active):
     """Messages of a byte that may be lost, one of the server's, step sizes that decay; compiled once for all rounds.
-    Without links all arrives in 32 bits, as it is."""
+    Without links all arrives in 32 bits, as it is. An idle device costs what the server sends, and no more."""
     links = {"uplink": jaxfl.links(0.4, float_quantizer(**UPLINK)), "downlink": float_quantizer(**DOWNLINK)}
     step_size, smoothing = jaxfl.algorithms.decaying_schedules(0.8, 0.7, step_exponent=0.3, smoothing_exponent=0.25)
     algorithm, data = (
@@ -68,6 +70,7 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform, 
             num_directions=num_directions,
             direction=direction,
             sampler=sampler,
+            num_active=num_active,
             **(links if is_lossy else {}),
         ),
         uneven_data(),
@@ -76,21 +79,23 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform, 
         result = one_by_one(algorithm, KEY, data, ROUNDS)
     rounds, first = [], result.states[0].params
     for k, draws in enumerate(result.draws):
-        used = zip(np.asarray(draws.batch.indices), np.asarray(draws.batch.mask), strict=True)
+        active = np.arange(NODES) if num_active is None else np.asarray(draws.active)
+        used = zip(active.tolist(), np.asarray(draws.batch.indices), np.asarray(draws.batch.mask), strict=True)
         rounds.append(
             {
                 "step_size": 0.8 * (1 + k) ** -0.3,
                 "smoothing": 0.7 * (1 + k) ** -0.25,
                 "directions": [as_reference(one) for one in each_direction(draws, first, num_directions)],
-                "batches": [own[mask] for own, mask in used],
+                "batches": {device: own[mask] for device, own, mask in used},
                 "arrived": np.ones(NODES, bool),
                 "uplink": np.zeros((NODES, num_directions)),
                 "downlink": np.zeros(num_directions),
             }
         )
         if is_lossy:
-            rounds[-1]["arrived"] = np.asarray(draws.uplink.arrived)
-            rounds[-1]["uplink"] = np.asarray(draws.uplink.rounding.draw(jnp.zeros((NODES, num_directions))))
+            rounds[-1]["arrived"][active] = draws.uplink.arrived
+            numbers = draws.uplink.rounding.draw(jnp.zeros((len(active), num_directions)))
+            rounds[-1]["uplink"][active] = numbers
             rounds[-1]["downlink"] = np.asarray(draws.downlink)
     models, losses, broadcasts = reference_dzofl(
         as_reference(first),
@@ -102,17 +107,19 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform, 
     )
     arrived, bits = np.array([one["arrived"] for one in rounds]), (8 if is_lossy else 32) * num_directions
     assert (0 < arrived.sum() < arrived.size) == is_lossy
+    assert len({tuple(one["batches"]) for one in rounds}) > (1 if num_active else 0)
     for state, info, one, model, loss, broadcast in zip(
         result.states[1:], result.infos, rounds, models, losses, broadcasts, strict=True
     ):
         assert np.linalg.norm(flat(state.params) - flat(model)) < 1e-5 * np.linalg.norm(flat(model))
         np.testing.assert_allclose(info.loss, loss, rtol=1e-5)
-        np.testing.assert_allclose(info.broadcast, np.sqrt(np.mean(broadcast**2)), rtol=1e-5)
+        np.testing.assert_allclose(info.broadcast, np.sqrt(np.mean(broadcast**2)), rtol=1e-5, atol=1e-6)
+        sends = np.array([device in one["batches"] for device in range(NODES)])
         np.testing.assert_array_equal(info.lost_messages, ~one["arrived"])
-        counts = [2 * num_directions * len(batch) for batch in one["batches"]]
+        counts = [2 * num_directions * len(one["batches"].get(device, ())) for device in range(NODES)]
         np.testing.assert_array_equal(info.forward_evaluations, counts)
         np.testing.assert_array_equal(info.gradient_evaluations, np.zeros(NODES))
-        np.testing.assert_array_equal(info.bits_sent, np.full(NODES, bits))
+        np.testing.assert_array_equal(info.bits_sent, bits * sends)
         np.testing.assert_array_equal(info.bits_received, np.full(NODES, bits))
     for before, after, info in zip(result.states, result.states[1:], result.infos, strict=False):
         moved = np.linalg.norm(flat(after.params) - flat(before.params))
@@ -131,9 +138,11 @@ def test_where_no_message_arrives_the_model_stays_as_it_is():
     assert np.all(infos.loss > 0)
 
 
+BYTE = {"uplink": jaxfl.links(0.5, float_quantizer(4, 3)), "downlink": float_quantizer(4, 3)}
 LINKS = {
-    "perfect": (None, None, 1.0),
-    "a byte, half of them lost": (jaxfl.links(0.5, float_quantizer(4, 3)), float_quantizer(4, 3), 1 - 0.5**NODES),
+    "perfect": ({}, 1.0),
+    "a byte, half of them lost": (BYTE, 1 - 0.5**NODES),
+    "the same, two devices send": ({**BYTE, "num_active": 2}, 1 - 0.5**2),
 }
 
 
@@ -144,8 +153,8 @@ def test_the_expected_step_on_a_quadratic_is_a_gradients(links, num_directions):
     """2 n alpha gamma / d times the gradient of the mean loss, within 3 standard errors; 1.1 times that is not."""
     direction = {1: "rademacher", 2: "gaussian"}[num_directions]
     task, data, alpha, gamma, count = linear_task(), uneven_data(), 0.5, 0.7, 100_000
-    uplink, downlink, heard = LINKS[links]
-    options = {"direction": direction, "num_directions": num_directions, "uplink": uplink, "downlink": downlink}
+    options, heard = LINKS[links]
+    options = {"direction": direction, "num_directions": num_directions, **options}
     algorithm = learner(task, step_size=alpha, smoothing=gamma, **options)
     first = start(algorithm, KEY, data)
 
@@ -224,6 +233,8 @@ test_refusals = refusals(
         (decaying(smoothing_exponent=-0.1), "smoothing_exponent"),
         (lambda: learner(statistics_task()), "task"),
         (lambda: learner(uplink=jaxfl.links(jnp.full(3, 0.5))).init(KEY, uneven_data()), "success"),
+        (lambda: learner(num_active=0), "num_active"),
+        (lambda: learner(num_active=NODES + 1).init(KEY, uneven_data()), "num_active"),
     ]
 )
 

@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import itertools
 import math
 import shlex
 from pathlib import Path
@@ -16,9 +17,11 @@ from helpers import leave_undrawn
 from made_up_images import write_images
 
 from experiments.dzofl import EXPERIMENT
-from experiments.dzofl.costs import published_ledger
+from experiments.dzofl.costs import published_ledger, round_costs
 from experiments.dzofl.options import Configuration
 from jaxfl import channel
+from jaxfl.channel.ledger import COUNTED
+from jaxfl.core import ArgumentError
 from jaxfl.frame import main, programs
 from jaxfl.frame.command_line import parse
 from jaxfl.training import read_results
@@ -115,6 +118,35 @@ class TestCosts:
                 seconds = totals[row["case"]]["total_simulated_seconds"]
                 assert float(row["run_seconds"]) == pytest.approx(seconds, rel=1e-6)
         assert "costs.png" in finished.printed
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_only_drawn_devices_compute_and_send(self, method):
+        """All pairs of five devices, by hand; the slower one ends a round. With DZOFL all five receive."""
+        (config,) = configs(f"{RUN} --method {method} --num-active 2 --downlink-watts 0.5").values()
+        data, algorithm, key = config.clients.data(config.data)(0), config.algorithm(), jax.random.key(0)
+        info, book = jax.jit(algorithm.round)(key, algorithm.init(key, data), data)[1], config.ledger()
+        counts = {name: np.asarray(info.named()[name], np.float64) for name in COUNTED}
+        receivers = {"DZOFL": 5, "FedAvg": 2}[method]
+        assert [np.count_nonzero(counts[name]) for name in ("bits_sent", "bits_received")] == [2, receivers]
+        assert np.count_nonzero(counts["gradient_evaluations"] + counts["forward_evaluations"]) == 2
+        by_hand = []
+        for pair in itertools.combinations(range(5), 2):
+            drawn = np.isin(np.arange(5), pair)
+            own = {name: np.where(drawn, values.max(), 0) for name, values in counts.items()}
+            if method == "DZOFL":
+                own["bits_received"] = counts["bits_received"]
+            by_hand.append(book.of_round(own))
+        entry = {"rounds": 3, "costs": {name: {"mean": 3 * values.sum()} for name, values in counts.items()}}
+        cost = round_costs(config, entry)["counted"]
+        assert cost.joules == pytest.approx(np.mean([one.joules for one in by_hand]))
+        assert cost.seconds == pytest.approx(np.mean([one.simulated_seconds for one in by_hand]))
+        assert cost.bits == counts["bits_sent"].max()
+
+    def test_more_senders_than_devices_are_refused(self):
+        for number in ("0", "6"):
+            (config,) = configs(f"{RUN} --method DZOFL --num-active {number}").values()
+            with pytest.raises(ArgumentError, match="num_active"):
+                config.algorithm().init(jax.random.key(0), config.clients.data(config.data)(0))
 
     @pytest.mark.slow
     def test_section_3(self, shirts, tmp_path):

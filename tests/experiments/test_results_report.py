@@ -84,6 +84,21 @@ def test_pictures_are_drawn_beside_the_page(page):
     assert drawn[0].stat().st_size > 1000
 
 
+def test_a_file_without_seeds_gives_lines_by_formula_on_logarithmic_axes(page, tmp_path, monkeypatch):
+    with open(tmp_path / "f_results.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("rate", "speed", "ratio"), *(("1", 10**k, 10**-k) for k in range(3))])
+    figures = []
+    monkeypatch.setattr(pictures, "save_figure", lambda figure, path: figures.append(figure) or path)
+    line = '<!-- picture f x=speed lines=rate y=ratio log=x,y level=0.1 title="T" -->'
+    rewritten(page(line, "![T](f.png)"), pictures=True)
+    (axes,) = figures[0].axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    level, curve = axes.get_lines()
+    assert list(level.get_ydata()) == [0.1, 0.1]
+    assert list(curve.get_ydata()) == [1, 0.1, 0.01]
+    assert any("by formula" in text.get_text() for text in figures[0].findobj(lambda one: hasattr(one, "get_text")))
+
+
 def test_curves_leave_out_names_with_commas_and_the_start_of_a_logarithmic_axis(page, tmp_path, monkeypatch):
     lines = [
         {"case": case, "seed": 0, "round": number, "test_accuracy": 0.5, "total_joules": 2.0 * number}

@@ -38,7 +38,8 @@ def dzofl(x, samples, rounds, *, batch_size, uplink, downlink):
         x: the first model, float64.
         samples: each device's (input, label) pairs.
         rounds: for each round a dict of its "step_size", "smoothing", "directions" (trees like x, scaled), "batches"
-            (positions of each device), "arrived" (n,), and the uniform numbers of "uplink" (n, q) and "downlink" (q,).
+            (device that sends -> positions), "arrived" (n,), and the uniform numbers of "uplink" (n, q) and "downlink"
+            (q,).
         uplink, downlink: (number, uniform number) -> number.
 
     Returns:
@@ -48,16 +49,16 @@ def dzofl(x, samples, rounds, *, batch_size, uplink, downlink):
     for one in rounds:
         # Line 2: differences of the two queries of every device.
         differences, loss = np.zeros((len(samples), len(one["directions"]))), 0.0
-        for device, batch in enumerate(one["batches"]):
+        for device, batch in one["batches"].items():
             for r, direction in enumerate(one["directions"]):
                 queries = [
                     batch_loss(add(x, sign * one["smoothing"], direction), samples[device], batch, batch_size)
                     for sign in (1, -1)
                 ]
                 differences[device, r] = queries[0] - queries[1]
-                loss += sum(queries) / (2 * len(one["directions"]) * len(samples))
+                loss += sum(queries) / (2 * len(one["directions"]) * len(one["batches"]))
         # Lines 3 to 5, and equation (3).
-        received = [device for device in range(len(samples)) if one["arrived"][device]]
+        received = [device for device in one["batches"] if one["arrived"][device]]
         broadcast = np.zeros(len(one["directions"]))
         for r in range(len(broadcast)):
             total = sum(uplink(differences[device, r], one["uplink"][device, r]) for device in received)

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxfl.algorithms import first_half, output_side
-from jaxfl.core import Array, check
+from jaxfl.core import Array, FederatedData, check
+from jaxfl.core.tasks import cross_entropy
 from jaxfl.frame import Choice
 
 NARROW = ("width_reduction", "ordered_dropout")
@@ -66,6 +68,26 @@ METHOD = Choice(  # blocks of the model -> shares of the classes; keyword-only p
 )
 TOGETHER = tuple(name for name in METHOD.functions if name != "alone")
 WITH_WEAKER = tuple(name for name in METHOD.functions if name != "fed_avg")
+
+
+def with_classes(data: FederatedData, num_classes: int) -> FederatedData:
+    """The data with labels (N, 1 + c) int32: a sample's class, then 1 for each class that its client has, else 0."""
+    labels, table = np.asarray(data.labels), np.zeros((len(data.labels), 1 + num_classes), np.int32)
+    table[:, 0] = labels
+    for indices, size in zip(np.asarray(data.indices), np.asarray(data.sizes), strict=True):
+        own = indices[:size]
+        table[own, 1:] = np.isin(np.arange(num_classes), labels[own])
+    return data._replace(labels=jnp.asarray(table))
+
+
+def masked_cross_entropy(logits: Array, labels: Array) -> Array:
+    """HeteroFL's masked loss: the cross entropy (b,) of logits (b, c), 0 for classes that the client lacks.
+
+    Labels are (b, 1 + c) as `with_classes` makes them, or (b,) classes of test samples, for which no logit is masked.
+    """
+    if labels.ndim == 1:
+        return cross_entropy(logits, labels)
+    return cross_entropy(jnp.where(labels[:, 1:] > 0, logits, 0.0), labels[:, 0])
 
 
 def counts_of(method: str, strong: int, moderate: int, weak: int) -> tuple[int, int, int]:

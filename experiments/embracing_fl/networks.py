@@ -12,6 +12,7 @@ import numpy as np
 from jaxfl import models
 from jaxfl.channel import BILSTM_COUNTED, Counts, count
 from jaxfl.core import ArgumentError, Task, check
+from jaxfl.core.tasks import cross_entropy
 from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
 from jaxfl.frame import Choice, choose
@@ -19,6 +20,8 @@ from jaxfl.frame.options import UNSAID, since
 from jaxfl.frame.records import image_shape, with_node_loop
 from jaxfl.models import Model
 from jaxfl.models.composite import scaled
+
+from .methods import masked_cross_entropy
 
 RESNETS = ("resnet20", "resnet8")
 
@@ -37,6 +40,7 @@ class Form(NamedTuple):
     batch_norm: str = "global"  # of resnets; static: no statistics are tracked
     divisor: float | None = None  # of hidden activations in training, HeteroFL's; 1 adds only its model state
     frozen_words: int = 0  # of bilstm: words read without gradient
+    masked: bool = False  # HeteroFL's masked loss, on labels as `with_classes` makes them
 
 
 FULL = Form()
@@ -183,5 +187,6 @@ def _counts(network: Network, problem: Problem, form: Form) -> dict[str, Counts]
 @functools.lru_cache(maxsize=64)
 def _task(network: Network, problem: Problem, form: Form) -> Task:
     adapter = models.binary_classification if network.model == "bilstm" else models.classification
-    task = adapter(network.build(problem, form), compute_dtype=network.compute_dtype)
+    loss = masked_cross_entropy if form.masked else cross_entropy
+    task = adapter(network.build(problem, form), compute_dtype=network.compute_dtype, loss=loss)
     return with_node_loop(task, network.node_loop)

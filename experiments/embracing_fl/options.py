@@ -20,7 +20,7 @@ from jaxfl.frame.records import WRITERS, cut
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
 
-from .methods import METHOD, NARROW, TOGETHER, WITH_WEAKER, Share, counts_of, decayed, shared_out
+from .methods import METHOD, NARROW, TOGETHER, WITH_WEAKER, Share, counts_of, decayed, shared_out, with_classes
 from .networks import RESNETS, Form, Network, Problem, problem_of
 
 
@@ -52,13 +52,16 @@ class Partition:
     writers_per_node: int = 2
     """Writers of each client in the writers partition."""
 
-    def data(self, data: Images, count: int, seeds: tuple[int, ...]) -> Callable[[int], FederatedData]:
-        """Seed -> the training data of the first clients; the same function in every call."""
-        return _participants(data, self, count, seeds)
+    def data(
+        self, data: Images, count: int, seeds: tuple[int, ...], *, masked: bool = False
+    ) -> Callable[[int], FederatedData]:
+        """Seed -> the training data of the first clients, `masked` as `with_classes` makes them; the same function in
+        every call."""
+        return _participants(data, self, count, seeds, masked)
 
 
 @functools.lru_cache(maxsize=64)
-def _participants(data: Images, partition: Partition, count: int, seeds: tuple[int, ...]):
+def _participants(data: Images, partition: Partition, count: int, seeds: tuple[int, ...], masked: bool):
     """The function of `Partition.data`. Index tables are as long for all seeds, so that these run the same program."""
     whole = cut(data, partition)
     try:
@@ -72,7 +75,8 @@ def _participants(data: Images, partition: Partition, count: int, seeds: tuple[i
         everybody = whole(seed)
         indices = everybody.indices[:count, :longest]
         padded = jnp.pad(indices, ((0, 0), (0, longest - indices.shape[1])))
-        return everybody._replace(indices=padded, sizes=everybody.sizes[:count])
+        participants = everybody._replace(indices=padded, sizes=everybody.sizes[:count])
+        return with_classes(participants, data.load().num_classes) if masked else participants
 
     return of_seed
 
@@ -110,6 +114,7 @@ class Learning:
         where("method", WITH_WEAKER, "case", "moderate", "weak", "sampling"),
         where("method", TOGETHER, "participation_rate", "num_active", "weighting", "sampling"),
         where("batch_norm", ("static",), "calibration_samples"),
+        {"masked_loss": lambda options: options["masked_loss"]},
         where("model", RESNETS, "calibration_samples", "batch_norm"),
         where("model", (*RESNETS, "bilstm"), "frozen_batch_norm"),
         where("model", ("bilstm",), "frozen_words"),
@@ -140,6 +145,8 @@ class Learning:
     """Share of every layer's channels that a weak client of these methods has."""
     without_scaler: bool = False
     """Leave out HeteroFL's scaler, with which clients of width_reduction divide hidden activations by their width."""
+    masked_loss: bool = False
+    """HeteroFL's masked loss: in training the logits of classes of which a client has no sample are 0."""
     classifier: bool = False
     """In first_half train the last block, too, as InclusiveFL does."""
     batch_norm: Literal["global", "static"] = "global"
@@ -235,7 +242,7 @@ class Configuration:
         state."""
         learning = self.learning
         scaler = learning.method == "width_reduction" and not learning.without_scaler
-        form = Form(width, learning.batch_norm, width if scaler else None, frozen_words)
+        form = Form(width, learning.batch_norm, width if scaler else None, frozen_words, learning.masked_loss)
         return self.network.task(self.problem(), form)
 
     def algorithm(self) -> Algorithm:

@@ -55,7 +55,8 @@ def cases_of_clients(rows: Mapping[str, Row], algorithm: Callable[[Any], Algorit
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config, seeds = row.config, row.seeds
-        data = config.clients.data(config.data, sum(config.counts), seeds)
+        masked = isinstance(config, Configuration) and config.learning.masked_loss
+        data = config.clients.data(config.data, sum(config.counts), seeds, masked=masked)
         check_start(algorithm(config), jax.random.key(seeds[0]), data(seeds[0]))
         return {"data": data, "num_rounds": config.steps.rounds, "measures": config.measures()}
 

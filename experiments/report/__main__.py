@@ -7,7 +7,8 @@ A comment in a page says what the table or the picture after it shows:
     <!-- picture fig9 curves=case y=test_accuracy title="MNIST, 50 nodes" -->
 
 `tables.Directive` lists the options. A directive reads NAME_results.csv, one row for each case and seed, or for curves
-NAME_metrics.jsonl. Several names with a + between them are read as one file.
+NAME_metrics.jsonl. Several names with a + between them are read as one file. An option that a file lacks is taken from
+NAME_config.json. The column test_accuracy_best is each seed's highest evaluation in NAME_metrics.jsonl.
 """
 
 from __future__ import annotations

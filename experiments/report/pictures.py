@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from experiments.report.tables import (
     is_kept,
     is_number,
     numbers,
+    read_lines,
     read_rows,
     short,
 )
@@ -63,9 +63,12 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
             one.set_xscale("log")
         if "y" in directive.log:
             one.set_yscale("log")
-        for height in directive.level:
-            one.axhline(float(height), color="black", linewidth=1, linestyle=":")
         handles |= fill(directive, folder, one, panel)
+        style = {"color": "0.45", "linewidth": 1.0, "linestyle": (0, (1, 2)), "zorder": 0}
+        for height in directive.level:
+            one.axhline(float(height), **style)
+        for place in directive.marks:
+            one.axvline(float(place), **style)
     if not handles:
         found = f"got x={directive.x}, y={directive.y}"
         raise ArgumentError("directive", "must name columns that its file has", found, "Mend the page.")
@@ -129,6 +132,16 @@ def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[s
     return handles
 
 
+def _best_cases(directive: Directive, folder: Path, metric: str) -> dict[str, str]:
+    """Case -> its line's name, for the case of each line with the best value of an option."""
+    rows, titles = read_rows(directive, folder), {}
+    for key in dict.fromkeys(tuple(row.get(key, "") for key in directive.lines) for row in rows):
+        own = [row for row in rows if tuple(row.get(name, "") for name in directive.lines) == key]
+        kept, note = best_of(own, directive.best, metric)
+        titles |= dict.fromkeys((row["case"] for row in kept), _name(directive, key) + note)
+    return titles
+
+
 def _name(directive: Directive, key: Sequence[str]) -> str:
     """The values of a line's options; a number with the option's name."""
     texts = [(option, short(text)) for option, text in zip(directive.lines, key, strict=True) if text]
@@ -153,15 +166,16 @@ def _points(directive: Directive, rows: Sequence[Row], x: str, metric: str) -> l
 def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[str, Any]:
     """Curves over rounds, one for each value of an entry of the lines."""
     lines: list[Mapping[str, Any]] = []
-    for name in directive.names:
-        path = folder / f"{name}_metrics.jsonl"
-        if not path.exists():
-            raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
-        lines += [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     (entry,) = directive.curves
+    for name in directive.names:
+        own = read_lines(name, folder)
+        if directive.best:
+            titles = _best_cases(directive._replace(names=(name,)), folder, panel.metric)
+            lines += [{**line, entry: titles[line["case"]]} for line in own if line["case"] in titles]
+        else:
+            check_conditions(directive, own)
+            lines += [line for line in own if is_kept(directive, line)]
     totals = () if directive.x in ((), ("round",)) else directive.x
-    check_conditions(directive, lines)
-    lines = [line for line in lines if is_kept(directive, line)]
     if "x" in directive.log:  # which has no place for the start
         lines = [line for line in lines if (line.get((totals or ("round",))[0]) or 0) > 0]
     of_name: dict[str, list[Mapping[str, Any]]] = {}

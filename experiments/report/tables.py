@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,14 +17,17 @@ from jaxfl.privacy.statements import RELATIONS, rounded_up
 
 Row = Mapping[str, str]
 ACCURACY = "test_accuracy"
+BEST = f"{ACCURACY}_best"
 _COLUMNS = {
     ACCURACY: "test accuracy, %",
     f"{ACCURACY}_worst_node": "worst node, %",
     f"{ACCURACY}_average_model": "average model, %",
+    BEST: "best evaluation of each seed, %",
     "total_bits_sent": "bits sent",
     "total_simulated_seconds": "simulated seconds",
 }
 OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step"}
+_WORDS = {"embracing": "EmbracingFL", "width_reduction": "width reduction", "ordered_dropout": "FjORD"}
 
 
 class Directive(NamedTuple):
@@ -33,16 +37,17 @@ class Directive(NamedTuple):
     names: tuple[str, ...]  # of the files
     rows: tuple[str, ...] = ()  # options whose values name the rows of a table
     columns: tuple[str, ...] = ()  # one option whose values head the columns, or columns of the file
-    lines: tuple[str, ...] = ()  # options whose values name the lines of a picture
+    lines: tuple[str, ...] = ()  # options whose values name the lines of a picture, or with `best` its curves
     x: tuple[str, ...] = ()  # option or column along the horizontal axis
     y: tuple[str, ...] = (ACCURACY,)  # columns along the vertical axes, a panel each
     value: tuple[str, ...] = (ACCURACY,)  # column that a cell shows, and by whose largest mean `best` chooses
-    best: tuple[str, ...] = ()  # option whose best value each cell, or point, takes
+    best: tuple[str, ...] = ()  # option whose best value each cell, point or curve takes
     where: tuple[str, ...] = ()  # OPTION:VALUE to keep, OPTION:!VALUE to leave out; ", " does not end a value
     curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
     title: tuple[str, ...] = ()
     log: tuple[str, ...] = ()  # axes that are logarithmic: x, y
     level: tuple[str, ...] = ()  # a height at which a dotted line is drawn
+    marks: tuple[str, ...] = ()  # places of vertical lines
 
     @classmethod
     def parse(cls, line: str) -> Directive | None:
@@ -87,11 +92,49 @@ def read_rows(directive: Directive, folder: Path) -> list[Row]:
         if not path.exists():
             raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
         with path.open(newline="", encoding="utf-8") as lines:
-            rows += csv.DictReader(lines)
+            rows += _with_more(directive, folder / name, list(csv.DictReader(lines)))
     check_conditions(directive, rows)
     rows = [row for row in rows if is_kept(directive, row)]
     if not rows:
         raise ArgumentError("directive", "must keep some rows", f"got where={directive.where}", "Mend the page.")
+    return rows
+
+
+def read_lines(name: str, folder: Path) -> list[dict[str, Any]]:
+    """The lines of NAME_metrics.jsonl.
+
+    Raises:
+        ArgumentError: the file is missing.
+    """
+    path = folder / f"{name}_metrics.jsonl"
+    if not path.exists():
+        raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _with_more(directive: Directive, path: Path, rows: list[Row]) -> list[Row]:
+    """Add the named options that stand in the run's configuration alone, and each seed's best evaluation.
+
+    An option that is on or off becomes its name, or nothing.
+    """
+    named = {*directive.rows, *directive.columns, *directive.lines, *directive.x, *directive.best}
+    named |= {condition.partition(":")[0] for condition in directive.where}
+    missing = named - {*rows[0]} if rows else set()
+    config = path.with_name(f"{path.name}_config.json")
+    if missing and config.exists():
+        options = json.loads(config.read_text(encoding="utf-8")).get("config", {})
+        more = {key: options[key] for key in missing & {*options}}
+        texts = {
+            key: (key.replace("_", " ") if value else "") if isinstance(value, bool) else str(value)
+            for key, value in more.items()
+        }
+        rows = [{**texts, **row} for row in rows]
+    if BEST in (*directive.value, *directive.columns, *directive.y) and rows and BEST not in rows[0]:
+        best: dict[Any, float] = {}
+        for line in read_lines(path.name, path.parent):
+            key = line["case"], str(line["seed"])
+            best[key] = max(best.get(key, 0.0), line[ACCURACY])
+        rows = [{**row, BEST: str(best[row["case"], row["seed"]])} for row in rows]
     return rows
 
 
@@ -158,7 +201,7 @@ def best_of(rows: Sequence[Row], options: Sequence[str], value: str) -> tuple[li
 
 def short(text: str) -> str:
     """A cell of a file as a page shows it."""
-    return f"{float(text):g}" if is_number(text) else text
+    return f"{float(text):g}" if is_number(text) else _WORDS.get(text, text)
 
 
 def cell(rows: Sequence[Row], column: str) -> str:

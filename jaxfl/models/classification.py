@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,8 @@ from jaxfl.core.tasks import accuracy, cross_entropy, scale_images
 from jaxfl.core.types import Array, Factors, Part, PyTree, Task, Variables
 from jaxfl.models.composite import composite
 from jaxfl.models.layers import Layer, elementwise
+
+Loss: TypeAlias = Callable[[Array, Array], Array]  # (logits, labels) -> losses
 
 
 class Model(NamedTuple):
@@ -144,6 +146,7 @@ def classification(
     preprocess: Callable[[Array], Array] = scale_images,
     node_loop: str | None = None,
     compute_dtype: str = "float32",
+    loss: Loss = cross_entropy,
 ) -> Task:
     """The task of predicting int32 labels with softmax cross entropy.
 
@@ -155,6 +158,7 @@ def classification(
         compute_dtype: "float32", or "bfloat16" to run the layers on rounded parameters and inputs, which is faster
             on hardware that multiplies bfloat16. Parameters, gradients, losses, model state, and the statistics of
             normalizations stay float32.
+        loss: (logits (b, classes), labels) -> losses (b,). It must take the labels of test samples, too.
 
     Returns:
         A task with metrics "loss" and "accuracy", blocks and factored layers named as the model's layers; no factored
@@ -203,17 +207,17 @@ def classification(
         narrow_variables = Variables(narrow(variables.params), variables.model_state) if has_mode else narrow(variables)
         return widen(model.apply(narrow_variables, narrow(preprocess(inputs))))
 
-    def loss(variables, inputs, labels):
-        return cross_entropy(logits_of(variables, inputs), labels)
+    def losses_of(variables, inputs, labels):
+        return loss(logits_of(variables, inputs), labels)
 
     def metrics(variables, inputs, labels):
         logits = logits_of(variables, inputs)
-        return {"loss": cross_entropy(logits, labels), "accuracy": accuracy(logits, labels)}
+        return {"loss": loss(logits, labels), "accuracy": accuracy(logits, labels)}
 
     def train_loss(params, model_state, inputs, labels, weights, key):
         ready = narrow(preprocess(inputs))
         logits, new_state = model.apply_train(narrow(params), model_state, ready, weights, key)
-        return cross_entropy(widen(logits), labels), new_state
+        return loss(widen(logits), labels), new_state
 
     def factors(params, inputs, labels):
         narrow_params, ready = narrow(params), narrow(preprocess(inputs))
@@ -221,7 +225,7 @@ def classification(
 
         def summed_loss(taps):
             logits, layer_inputs, _, is_finite = model.apply_tapped(narrow_params, ready, taps)
-            losses = cross_entropy(widen(logits), labels)
+            losses = loss(widen(logits), labels)
             return losses.sum(), (jnp.where(is_finite, losses, jnp.nan), layer_inputs)
 
         zeros = tuple(jnp.zeros(shape.shape, shape.dtype) for shape in shapes)
@@ -231,11 +235,11 @@ def classification(
         return losses, Factors(inputs=widen(layer_inputs), errors=widen(errors))
 
     def part(trained):
-        return _part(model, trained, lambda inputs: narrow(preprocess(inputs)), narrow, widen)
+        return _part(model, trained, lambda inputs: narrow(preprocess(inputs)), narrow, widen, loss)
 
     return Task(
         init=model.init,
-        loss=loss,
+        loss=losses_of,
         metrics=metrics,
         blocks=tuple(name for name, _ in with_params),
         layers=tuple(factored_layers) if has_factors else (),
@@ -254,6 +258,7 @@ def binary_classification(
     preprocess: Callable[[Array], Array] = scale_images,
     node_loop: str | None = None,
     compute_dtype: str = "float32",
+    loss: Loss = cross_entropy,
 ) -> Task:
     """The task of predicting int32 labels 0 or 1 with sigmoid cross entropy.
 
@@ -265,6 +270,7 @@ def binary_classification(
         preprocess: as for `classification`.
         node_loop: likewise.
         compute_dtype: likewise.
+        loss: likewise, of the two logits.
 
     Returns:
         A task with metrics "loss" and "accuracy", otherwise as `classification` makes it.
@@ -289,7 +295,8 @@ def binary_classification(
         return jnp.concatenate([jnp.zeros_like(logits), logits], axis=1)
 
     two_logits = sequential([*model.layers, ("logit_of_0", elementwise(both_logits))])
-    return classification(two_logits, preprocess=preprocess, node_loop=node_loop, compute_dtype=compute_dtype)
+    more: dict[str, Any] = {"node_loop": node_loop, "compute_dtype": compute_dtype, "loss": loss}
+    return classification(two_logits, preprocess=preprocess, **more)
 
 
 def _part(
@@ -298,6 +305,7 @@ def _part(
     ready: Callable[[Array], Array],
     narrow: Callable[[PyTree], PyTree],
     widen: Callable[[PyTree], PyTree],
+    loss: Loss,
 ) -> Part:
     """Make the `Part` that trains the blocks named `trained`; `ready` prepares inputs for the first layer."""
     blocks = [position for position, (_, layer) in enumerate(model.layers) if layer.init is not None]
@@ -336,7 +344,7 @@ def _part(
         params = narrow({**frozen_params, **trained_params})
         entering = values if in_front else ready(values)
         logits, new_state = rest.apply_train(params, model_state, entering, weights, key)
-        return cross_entropy(widen(logits), labels), None if model_state is None else {**model_state, **new_state}
+        return loss(widen(logits), labels), None if model_state is None else {**model_state, **new_state}
 
     return Part(
         trained=tuple(name for name in names if name in trained),

@@ -186,3 +186,41 @@ def test_the_step_size_falls_after_its_rounds():
     rates = jax.jit(jax.vmap(rate, (None, 0)))(0.5, jnp.array([0, 3, 4, 7, 8, 9], jnp.int32))
     np.testing.assert_allclose(rates, [0.5, 0.5, 0.05, 0.05, 0.005, 0.005], rtol=1e-6)
     assert methods.decayed(0.5, ()) == 0.5
+
+
+def test_the_masked_loss_is_that_of_a_line_of_numpy():
+    """In float64; classes that the client lacks have no gradient, and test samples, with labels alone, no mask."""
+    rng = np.random.default_rng(0)
+    logits, labels = rng.normal(size=(4, 5)), np.array([1, 3, 1, 4])
+    table = np.array([[1, *np.isin(np.arange(5), own)] for own in ((1, 2), (0, 3), (1,), range(5))], np.int32)
+    table[:, 0] = labels
+    z = np.where(table[:, 1:], logits, 0.0)
+    expected = np.log(np.exp(z).sum(axis=1)) - z[np.arange(4), labels]
+    values = jnp.asarray(logits, jnp.float32)
+    np.testing.assert_allclose(methods.masked_cross_entropy(values, jnp.asarray(table)), expected, rtol=1e-6)
+    slopes = jax.grad(lambda z: methods.masked_cross_entropy(z, jnp.asarray(table)).sum())(values)
+    np.testing.assert_array_equal(slopes != 0, table[:, 1:] > 0)
+    plain = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(4), labels]
+    np.testing.assert_allclose(methods.masked_cross_entropy(values, jnp.asarray(labels)), plain, rtol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["embracing", "width_reduction"])
+def test_the_masked_loss_takes_each_clients_classes_and_is_plain_where_they_have_all(method):
+    common = f"--method {method} --nodes 4 --strong 2 --weak 2 --num-active 4 --local-steps 1"
+
+    def case(more):
+        (case,) = prepare(parse(EXPERIMENT, f"{common} {more}".split())[0].rows).cases.values()
+        return case
+
+    data, plain = case("--alpha 0.1 --masked-loss").data(0), case("--alpha 0.1").data(0)
+    for indices, size in zip(plain.indices, plain.sizes, strict=True):
+        own = np.asarray(plain.labels)[indices[:size]]
+        np.testing.assert_array_equal(np.asarray(data.labels)[indices[:size], 0], own)
+        assert (np.asarray(data.labels)[indices[:size], 1:] == np.isin(np.arange(10), own)).all()
+    losses = []
+    for more in ("--alpha 0.1", "--alpha 0.1 --masked-loss", "--alpha 1e5", "--alpha 1e5 --masked-loss"):
+        one, key = case(more), jax.random.key(1)
+        learner, data = one.algorithm(one.numbers), one.data(0)
+        losses.append(learner.round(key, learner.init(key, data), data)[1].loss)
+    assert losses[0] != losses[1]
+    assert losses[2] == losses[3]

@@ -115,6 +115,47 @@ def test_curves_leave_out_names_with_commas_and_the_start_of_a_logarithmic_axis(
     assert [curve.x.tolist() for curve in curves] == [[2.0, 4.0]]
 
 
+@pytest.fixture
+def run(page, tmp_path):
+    """The page of a run with two cases, of which metrics and configuration are there."""
+    lines = [
+        {"case": case, "seed": seed, "round": number, "test_accuracy": accuracy}
+        for case, peak in (("step 0.1", 0.6), ("step 1", 0.9))
+        for seed in (0, 1)
+        for number, accuracy in enumerate((0.1, peak + 0.02 * seed, 0.5))
+    ]
+    (tmp_path / "y_metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    with open(tmp_path / "y_results.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["case", "seed", "step_size", "test_accuracy"])
+        writer.writerows([case, seed, case[5:], 0.5] for case in ("step 0.1", "step 1") for seed in (0, 1))
+    options = {"method": "embracing", "masked": True, "plain": False, "cases": {}}
+    (tmp_path / "y_config.json").write_text(json.dumps({"config": options}))
+    return page
+
+
+def test_options_of_the_configuration_and_best_evaluations_are_columns(run):
+    directive = "<!-- table y rows=method,masked,plain columns=step_size value=test_accuracy_best -->"
+    lines = rewritten(run(directive), pictures=False)[0].splitlines()
+    assert lines[-1] == "| EmbracingFL, masked | 61.0 ± 1.4 | 91.0 ± 1.4 |"
+
+
+def test_curves_of_the_best_step_with_a_level_and_marks(run, monkeypatch):
+    curves, places = [], []
+
+    def drawn(axes, curve, style):
+        curves.append(curve)
+        monkeypatch.setattr(axes, "axhline", lambda height, **style: places.append(height))
+        monkeypatch.setattr(axes, "axvline", lambda place, **style: places.append(place))
+        return axes.plot(curve.x)[0]
+
+    monkeypatch.setattr(pictures, "draw_curve", drawn)
+    line = "<!-- picture y curves=case lines=method best=step_size level=0.1 marks=1,2 -->"
+    rewritten(run(line, "![T](y.png)"), pictures=True)
+    assert [curve.mean.tolist() for curve in curves] == [[0.1, 0.61, 0.5]], "both steps end alike: the first"
+    assert places == [0.1, 1.0, 2.0]
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

@@ -141,7 +141,8 @@ def _tracking(config: Configuration) -> dict[str, Any]:
         "dp_delta": budget.dp_delta,
         **({"graph": topology.graph} if is_tracking else {"baseline_graph": topology.undirected}),
         "iterations": learning.rounds,
-        **{name: getattr(learning, name) for name in ("step_size", "clip_norm", "state_mixing")},
+        "state_mixing": learning.state_mixing,
+        **{name: getattr(learning, name) for name in ("step_size", "clip_norm")},
     }
 
 

@@ -93,7 +93,7 @@ def test_a_file_without_seeds_gives_lines_by_formula_on_logarithmic_axes(page, t
     rewritten(page(line, "![T](f.png)"), pictures=True)
     (axes,) = figures[0].axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    level, curve = axes.get_lines()
+    curve, level = axes.get_lines()
     assert list(level.get_ydata()) == [0.1, 0.1]
     assert list(curve.get_ydata()) == [1, 0.1, 0.01]
     assert any("by formula" in text.get_text() for text in figures[0].findobj(lambda one: hasattr(one, "get_text")))

@@ -144,6 +144,7 @@ def test_estimates_take_their_share_of_epsilon_and_no_more():
     assert found[0]["target_epsilon"] == found[1]["target_epsilon"] == 3.0
     rows = asked("ALI-DPFL", estimates_share=0.1).rows
     (case,) = PREPARE(rows).cases.values()
+    assert case.privacy is not None
     spent = case.privacy(4, local_iterations=12, estimate_releases=4)[0]
     assert 0.99 * 3 < spent["dp_epsilon"] <= 3
     rows = asked("ALI-DPFL", estimates_share=1.0).rows

@@ -220,7 +220,7 @@ def test_the_masked_loss_takes_each_clients_classes_and_is_plain_where_they_have
     losses = []
     for more in ("--alpha 0.1", "--alpha 0.1 --masked-loss", "--alpha 1e5", "--alpha 1e5 --masked-loss"):
         one, key = case(more), jax.random.key(1)
-        learner, data = one.algorithm(one.numbers), one.data(0)
+        learner, data = one.algorithm({name: jnp.float32(number) for name, number in one.numbers.items()}), one.data(0)
         losses.append(learner.round(key, learner.init(key, data), data)[1].loss)
     assert losses[0] != losses[1]
     assert losses[2] == losses[3]

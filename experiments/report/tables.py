@@ -20,6 +20,8 @@ _COLUMNS = {
     ACCURACY: "test accuracy, %",
     f"{ACCURACY}_worst_node": "worst node, %",
     f"{ACCURACY}_average_model": "average model, %",
+    "num_steps": "local iterations τ",
+    "total_local_iterations": "local iterations of a client",
     "total_bits_sent": "bits sent",
     "total_simulated_seconds": "simulated seconds",
 }
@@ -42,6 +44,8 @@ class Directive(NamedTuple):
     curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
     title: tuple[str, ...] = ()
     log: tuple[str, ...] = ()  # x: a logarithmic horizontal axis
+    panels: tuple[str, ...] = ()  # an entry of curves whose values have a panel each, of one height
+    steps: tuple[str, ...] = ()  # y: curves of whole numbers that hold for a round each
 
     @classmethod
     def parse(cls, line: str) -> Directive | None:

@@ -40,6 +40,7 @@ from jaxfl.core import ArgumentError
 _MARKS = "osD^vPX*"
 _AXES = {"target_epsilon": "epsilon", "iterations": "iterations K", "step_size": "step size", "round": "round"}
 _AXES |= {"local_steps": "local iterations τ of a round"}
+_NAMES = OPTIONS | {"local_steps": "τ", "kappa": "κ"}
 
 
 def draw(directive: Directive, folder: Path, image: str) -> Path:
@@ -51,29 +52,53 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
     named = re.search(r"\]\((\w+\.png)\)", image)
     if named is None:
         raise ArgumentError("directive", "must stand above its picture", f"got the line {image!r}", "Mend the page.")
-    panels = [Panel(column, _label(column), column.startswith(ACCURACY)) for column in directive.y]
-    width = max(6.4, 5.0 * len(panels))
+    parts = _parts(directive, folder)
+    panels = [Panel(column, _label(column), column.startswith(ACCURACY)) for column in directive.y] * len(parts)
+    across = min(3, len(panels)) if len(parts) > 1 else len(panels)
+    down = -(-len(panels) // across)
+    width = max(6.4, (5.0 if down == 1 else 3.6) * across)
     title = textwrap.fill(" ".join(directive.title), int(10 * width)) or None
-    figure = new_figure(width, 4.2, title)
-    axes = np.ravel(figure.subplots(1, len(panels)))
+    figure = new_figure(width, 4.2 if down == 1 else 2.5 * down, title)
     fill = _curves if directive.curves else _ends
     handles = {}
-    for one, panel in zip(axes, panels, strict=True):
+    for number, panel in enumerate(panels):
+        one = figure.add_subplot(down, across, number + 1, sharey=figure.axes[0] if number and len(parts) > 1 else None)
+        part = parts[number // len(directive.y)]
         if "x" in directive.log:
             one.set_xscale("log")
         if "y" in directive.log:
             one.set_yscale("log")
-        handles |= fill(directive, folder, one, panel)
+        handles |= fill(part, folder, one, panel)
         style = {"color": "0.45", "linewidth": 1.0, "linestyle": (0, (1, 2)), "zorder": 0}
         for height in directive.level:
             one.axhline(float(height), **style)
         for place in directive.marks:
             one.axvline(float(place), **style)
+        if len(parts) > 1:
+            one.set_title(textwrap.fill(part.where[-1].partition(":")[2], 40), fontsize=10)
+    if directive.steps:
+        for one in figure.axes:
+            one.set_ylim(bottom=0)
+            one.yaxis.get_major_locator().set_params(nbins=10, integer=True)
     if not handles:
         found = f"got x={directive.x}, y={directive.y}"
         raise ArgumentError("directive", "must name columns that its file has", found, "Mend the page.")
+    if len(parts) > 1 and directive.panels == directive.curves:
+        handles = {}  # each panel's title names its line
     legend_below(figure, handles, [_note(directive, folder)], 3)
     return save_figure(figure, folder / named[1])
+
+
+def _parts(directive: Directive, folder: Path) -> list[Directive]:
+    """The directive, or one for each value of the entry that has panels."""
+    if (directive.panels or directive.steps) and (not directive.curves or len(directive.panels) > 1):
+        found = f"got panels={directive.panels}, steps={directive.steps}, curves={directive.curves}"
+        raise ArgumentError("directive", "must have curves for steps, or for panels of one entry", found, "Mend it.")
+    if not directive.panels:
+        return [directive]
+    (entry,) = directive.panels
+    values = dict.fromkeys(str(line[entry]) for line in _lines(directive, folder) if entry in line)
+    return [directive._replace(where=(*directive.where, f"{entry}:{value}")) for value in values]
 
 
 def _number_logarithms(axes: Any) -> None:
@@ -98,6 +123,8 @@ def _label(column: str) -> str:
 def _note(directive: Directive, folder: Path) -> str:
     """The meaning of lines and bars."""
     if directive.curves:
+        if len({line.get("seed") for line in _lines(directive, folder)}) == 1:
+            return "one seed"
         return "line: mean over seeds, band: smallest to largest seed"
     if not any("seed" in row for row in read_rows(directive, folder)):
         return "lines: by formula"
@@ -145,7 +172,7 @@ def _best_cases(directive: Directive, folder: Path, metric: str) -> dict[str, st
 def _name(directive: Directive, key: Sequence[str]) -> str:
     """The values of a line's options; a number with the option's name."""
     texts = [(option, short(text)) for option, text in zip(directive.lines, key, strict=True) if text]
-    return ", ".join(f"{OPTIONS.get(option, option)} {text}" if is_number(text) else text for option, text in texts)
+    return ", ".join(f"{_NAMES.get(option, option)} {text}" if is_number(text) else text for option, text in texts)
 
 
 def _points(directive: Directive, rows: Sequence[Row], x: str, metric: str) -> list[tuple[float, float, float]]:
@@ -163,18 +190,25 @@ def _points(directive: Directive, rows: Sequence[Row], x: str, metric: str) -> l
     return sorted(points)
 
 
-def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[str, Any]:
-    """Curves over rounds, one for each value of an entry of the lines."""
+def _lines(directive: Directive, folder: Path) -> list[Mapping[str, Any]]:
+    """The lines of the directive's curves that it keeps."""
     lines: list[Mapping[str, Any]] = []
-    (entry,) = directive.curves
     for name in directive.names:
         own = read_lines(name, folder)
         if directive.best:
-            titles = _best_cases(directive._replace(names=(name,)), folder, panel.metric)
+            (entry,), (metric, *_) = directive.curves, directive.y
+            titles = _best_cases(directive._replace(names=(name,)), folder, metric)
             lines += [{**line, entry: titles[line["case"]]} for line in own if line["case"] in titles]
         else:
             check_conditions(directive, own)
             lines += [line for line in own if is_kept(directive, line)]
+    return lines
+
+
+def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[str, Any]:
+    """Curves over rounds, one for each value of an entry of the lines."""
+    (entry,) = directive.curves
+    lines = _lines(directive._replace(y=(panel.metric,)), folder)
     totals = () if directive.x in ((), ("round",)) else directive.x
     if "x" in directive.log:  # which has no place for the start
         lines = [line for line in lines if (line.get((totals or ("round",))[0]) or 0) > 0]
@@ -186,7 +220,8 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
     for number, (name, own) in enumerate(of_name.items()):
         curve = seeds_curve(own, panel.metric, totals)
         if curve.x.size:
-            handles[name] = draw_curve(axes, curve, line_style(number))
+            style = line_style(number) | ({"drawstyle": "steps-mid"} if directive.steps else {})
+            handles[name] = draw_curve(axes, curve, style)
     style_axes(axes, panel, (totals or ("round",))[0].removeprefix("total_").replace("_", " "))
     _number_logarithms(axes)
     return handles

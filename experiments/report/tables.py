@@ -23,6 +23,8 @@ _COLUMNS = {
     f"{ACCURACY}_worst_node": "worst node, %",
     f"{ACCURACY}_average_model": "average model, %",
     BEST: "best evaluation of each seed, %",
+    "num_steps": "local iterations τ",
+    "total_local_iterations": "local iterations of a client",
     "total_bits_sent": "bits sent",
     "total_simulated_seconds": "simulated seconds",
 }
@@ -48,6 +50,8 @@ class Directive(NamedTuple):
     log: tuple[str, ...] = ()  # axes that are logarithmic: x, y
     level: tuple[str, ...] = ()  # a height at which a dotted line is drawn
     marks: tuple[str, ...] = ()  # places of vertical lines
+    panels: tuple[str, ...] = ()  # an entry of curves whose values have a panel each, of one height
+    steps: tuple[str, ...] = ()  # y: curves of whole numbers that hold for a round each
 
     @classmethod
     def parse(cls, line: str) -> Directive | None:

@@ -77,9 +77,12 @@ def test_the_largest_epsilon_over_seeds_is_shown():
     assert cell([{"proven_dp_epsilon": "2"}, {"proven_dp_epsilon": "2.006"}], "proven_dp_epsilon") == "2.01"
 
 
-def test_pictures_are_drawn_beside_the_page(page):
+def test_pictures_are_drawn_beside_the_page(page, monkeypatch):
     lines = '<!-- picture x x=target_epsilon lines=method best=step_size title="T" -->', "![T](x.png)"
+    figures, save = [], pictures.save_figure
+    monkeypatch.setattr(pictures, "save_figure", lambda figure, path: figures.append(figure) or save(figure, path))
     _, drawn = rewritten(page(*lines), pictures=True)
+    assert [text.get_text() for text in figures[0].legends[0].get_texts()] == ["A", "B"]
     assert [path.name for path in drawn] == ["x.png"]
     assert drawn[0].stat().st_size > 1000
 
@@ -156,6 +159,28 @@ def test_curves_of_the_best_step_with_a_level_and_marks(run, monkeypatch):
     assert places == [0.1, 1.0, 2.0]
 
 
+def test_panels_of_curves_have_one_height_and_steps_begin_at_zero(page, tmp_path, monkeypatch):
+    lines = [
+        {"case": case, "seed": 0, "round": number, "num_steps": steps}
+        for case, steps in (("A", 2), ("B", 5))
+        for number in (1, 2)
+    ]
+    (tmp_path / "x_metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    figures = []
+    monkeypatch.setattr(pictures, "save_figure", lambda figure, path: figures.append(figure) or path)
+    directive = "<!-- picture x curves=case panels=case y=num_steps steps=y -->"
+    rewritten(page(directive, "![T](x.png)"), pictures=True)
+    axes = figures[0].axes
+    assert [one.get_title() for one in axes] == ["A", "B"]
+    assert [one.lines[0].get_ydata().tolist() for one in axes] == [[2.0, 2.0], [5.0, 5.0]]
+    assert {one.lines[0].get_drawstyle() for one in axes} == {"steps-mid"}
+    (limits,) = {one.get_ylim() for one in axes}
+    assert limits[0] == 0
+    assert limits[1] > 5
+    (legend,) = figures[0].legends
+    assert (legend.get_title().get_text(), legend.get_texts()) == ("one seed", [])  # each panel names its line
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
@@ -164,6 +189,8 @@ def test_curves_of_the_best_step_with_a_level_and_marks(run, monkeypatch):
         ("<!-- table x rows=method columns=budget -->", "'budget'"),
         ("<!-- table x rows=method columns=seed where=method:C -->", "keep some rows"),
         ("<!-- picture x x=seed lines=method -->", "must stand above its picture"),
+        ("<!-- picture x x=seed panels=method -->\n![T](x.png)", "panels of one entry"),
+        ("<!-- picture x x=seed lines=method steps=y -->\n![T](x.png)", "curves for steps"),
     ],
 )
 def test_a_directive_that_cannot_be_followed_is_refused(page, line, problem):

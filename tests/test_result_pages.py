@@ -19,7 +19,7 @@ def test_a_page_names_the_commits_at_which_its_commands_give_its_numbers(page):
     """Random numbers change with the way in which keys are made."""
     named = set(re.findall(r"\b[0-9a-f]{7}\b", page.read_text()))
     assert named
-    if page.parent.name != "embracing_fl":  # whose files hold no revision
+    if page.stem != "similarity":  # whose files hold no revision
         configurations = [json.loads(path.read_text()) for path in page.parent.glob("*_config.json")]
         assert {one["environment"]["git_revision"][:7] for one in configurations} <= named
 
@@ -58,6 +58,44 @@ def test_the_leads_of_privsgp_vr_are_differences_of_its_curves():
         reduced, plain = (curves[row["setting"], method, *at] for method in ("PrivSGP-VR", "PrivSGP"))
         for metric in ("test_accuracy", "test_accuracy_average_model"):
             assert float(row[f"{metric}_lead"]) == pytest.approx(reduced[metric] - plain[metric], abs=1e-8)
+
+
+def best_curves(name, value):
+    """The step with the largest mean of a value over seeds, and its curves: seed -> round -> accuracy."""
+    folder = RESULTS / "embracing_fl"
+    step_of = {row["case"]: row["step_size"] for row in rows_of("embracing_fl", f"{name}_results")}
+    steps = {}
+    for line in (folder / f"{name}_metrics.jsonl").read_text().splitlines():
+        one = json.loads(line)
+        seeds = steps.setdefault(step_of[one["case"]], {})
+        seeds.setdefault(str(one["seed"]), {})[one["round"]] = one["test_accuracy"]
+    return max(steps.items(), key=lambda item: np.mean([value(curve) for curve in item[1].values()]))
+
+
+def test_the_leads_and_rounds_of_embracing_fl_are_those_of_its_curves():
+    """Each method with its best step of a case; a target is the largest whole per cent that all seeds reach."""
+    cases = {"4 strong, 28 weak": "c7", "4 strong, 28 moderate": "c4"}
+    methods = {"EmbracingFL": "emb", "width reduction": "wid", "width reduction, masked loss": "msk", "FjORD": "ord"}
+    values = {"end": lambda curve: curve[100], "best": lambda curve: max(curve.values())}
+    leads = rows_of("embracing_fl", "leads_results")
+    assert {row["clients"] for row in leads} == {*cases}
+    for row in leads:
+        for which, value in values.items():
+            pair = [f"{methods[method]}_{cases[row['clients']]}" for method in ("EmbracingFL", row["rival"])]
+            (step, first), (other, second) = (best_curves(name, value) for name in pair)
+            assert (row[f"step_{which}"], row[f"rival_step_{which}"]) == (step, other)
+            lead = value(first[row["seed"]]) - value(second[row["seed"]])
+            assert float(row[f"test_accuracy_lead_{which}"]) == pytest.approx(lead, abs=1e-6)
+    rounds = rows_of("embracing_fl", "rounds_results")
+    for clients, case in cases.items():
+        own = {method: best_curves(f"{methods[method]}_{case}", values["best"])[1] for method in [*methods][:2]}
+        seeds = set.intersection(*({*curves} for curves in own.values()))
+        target = int(100 * min(values["best"](curves[seed]) for curves in own.values() for seed in seeds) + 1e-9)
+        of_case = [row for row in rounds if row["clients"] == clients]
+        assert {(row["method"], row["seed"]) for row in of_case} == {(method, seed) for method in own for seed in seeds}
+        for row in of_case:
+            reached = [k for k, accuracy in own[row["method"]][row["seed"]].items() if 100 * accuracy >= target]
+            assert (row["target"], row["rounds_to_target"]) == (f"{target} %", str(min(reached)))
 
 
 def rows_of(page, name):

@@ -1,13 +1,16 @@
 """Result pages name their commits and files; `test_results_report.py` compares their tables with these."""
 
 import csv
+import functools
 import json
+import math
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from experiments import dzofl
 from experiments.dp_gradient_tracking import EXPERIMENT, budgets
 from jaxfl.frame.command_line import parse
 
@@ -151,41 +154,90 @@ def test_the_budgets_of_gradient_trackings_figure_8_are_the_formulas():
         assert float(row["cumulative_dp_epsilon"]) == pytest.approx(expected, rel=1e-6)
 
 
-def rounds_to(name, accuracy):
-    """The least round at which the mean over seeds of some line of a run of DZOFL's page has an accuracy."""
+COSTS = ("rounds", "step_size", "joules", "seconds", "charged_joules", "charged_seconds")
+SLOT = 0.125e-3
+SETTING = ("method", "num_active", "lost", "transmit_dbm", "path_loss_db", "uplink_bits_per_second")
+
+
+def reached(name):
+    """For each setting of a run of DZOFL's page and each accuracy: the first round at whose evaluation the mean over
+    seeds has the accuracy, by the step that does so first (of equals the first in the file), and the costs so far."""
+    given = json.loads((RESULTS / "dzofl" / f"{name}_config.json").read_text())["config"]
+    key = "case" if "case" in rows_of("dzofl", f"{name}_costs")[0] else "variant"  # in runs of older commits
+    charged = {row[key]: row for row in rows_of("dzofl", f"{name}_costs") if row["reading"] == "published"}
+    rows = {row[key]: {**given, **row, "charged": charged[row[key]]} for row in rows_of("dzofl", f"{name}_results")}
     values = {}
     for line in (RESULTS / "dzofl" / f"{name}_metrics.jsonl").read_text().splitlines():
         entry = json.loads(line)
-        values.setdefault((entry["variant"].split(",")[0], entry["variant"], entry["round"]), []).append(entry)
-    means = {key: np.mean([entry["test_accuracy"] for entry in own]) for key, own in values.items()}
-    return {
-        method: min((key[2] for key, mean in means.items() if key[0] == method and mean >= accuracy), default=None)
-        for method in {key[0] for key in means}
-    }
+        values.setdefault((entry["round"], list(rows).index(entry[key])), []).append(entry)
+    found = {}
+    for (number, place), own in sorted(values.items()):
+        row = list(rows.values())[place]
+        setting = {option: str(row["nodes"] if row.get(option) is None else row[option]) for option in SETTING}
+        setting |= {"lost": ""} if row["method"] == "DZOFL" else {}  # which does without what is lost
+        step = float(row["step_size" if row["method"] == "DZOFL" else "sgd_step_size"])
+        for accuracy in (0.98, 0.99):
+            if np.mean([entry["test_accuracy"] for entry in own]) >= accuracy:
+                mean = [np.mean([entry[f"total_{key}"] for entry in own]) for key in ("joules", "simulated_seconds")]
+                joules = sum(float(row["charged"][f"{part}_joules"]) for part in ("computing", "sending"))
+                costs = [*mean, number * joules, number * float(row["charged"]["seconds"])]
+                found.setdefault((*setting.values(), str(accuracy)), [number, step, *costs])
+    return found
+
+
+def test_the_costs_to_an_accuracy_of_dzofls_page_are_those_of_its_curves():
+    rows = rows_of("dzofl", "reached_results")
+    for name in {row["run"] for row in rows}:
+        found = reached(name)
+        own = [row for row in rows if row["run"] == name]
+        assert len(own) == len(found)
+        for row in own:
+            values = found[*(row[option] for option in SETTING), row["accuracy"]]
+            np.testing.assert_allclose([float(row[key]) for key in COSTS], values, rtol=1e-5)
+
+
+def seconds_to(accuracy, size="full"):
+    """Two functions of operations, uplink and downlink bits a second: DZOFL's and FedAvg's seconds to an accuracy on
+    images of 28x28 (full) or 14x14 (half), by the formulas of the page."""
+    config = json.loads((RESULTS / "dzofl" / f"{size}_config.json").read_text())["training"]
+    cases = config.get("cases") or config["variants"]
+    forward = next(iter(cases.values()))["ledger"]["forward_operations"]
+    bits = 16 * {"full": 45_362, "half": 40_322}[size]
+    setting = ("23.0", "128.1", "10000000.0", accuracy)
+    zero = reached(size)["DZOFL", "50", "", *setting][0]
+    first = reached(f"{size}_fedavg")["FedAvg", "50", "resend", *setting][0]
+
+    def zero_order(operations, uplink, downlink):
+        return zero * (20 * forward / operations + SLOT * (1 + (downlink < math.inf)))
+
+    def fed_avg(operations, uplink, downlink):
+        return first * (30 * forward / operations + bits / (smallest(uplink) * uplink) + 2 * bits / downlink)
+
+    def level(uplink, downlink):
+        waits = [seconds(math.inf, uplink, downlink) for seconds in (zero_order, fed_avg)]
+        return forward * (20 * zero - 30 * first) / (waits[1] - waits[0])
+
+    return zero_order, fed_avg, level
+
+
+@functools.cache
+def smallest(uplink):
+    """The smallest probability among the 50 devices that a message arrives at a rate."""
+    line = f"--dataset fashion_mnist --method FedAvg --uplink-bits-per-second {uplink}"
+    (row,) = parse(dzofl.EXPERIMENT, line.split())[0].rows.values()
+    return float(row.config.success().min())
 
 
 def test_the_times_of_dzofl_and_fed_avg_are_equal_where_its_page_says():
-    page = (RESULTS / "dzofl" / "README.md").read_text()
-    ratios, level = {}, []
-    for size, accuracy in (("full", 0.98), ("full", 0.99), ("half", 0.98)):
-        lines = json.loads((RESULTS / "dzofl" / f"{size}_config.json").read_text())["training"]["variants"]
-        forward = next(iter(lines.values()))["ledger"]["forward_operations"]
-        of_round = {
-            row["variant"].split(",")[0]: float(row["seconds"])
-            for row in rows_of("dzofl", f"{size}_costs")
-            if row["reading"] == "counted"
-        }
-        zero, first = rounds_to(size, accuracy)["DZOFL"], rounds_to(f"{size}_fedavg", accuracy)["FedAvg"]
-        assert zero is not None
-        assert first is not None
-        works = 20 * zero * forward, 30 * first * forward
-        waits = zero * of_round["DZOFL"] - works[0] / 4e9, first * of_round["FedAvg"] - works[1] / 4e9
-        level.append((works[0] - works[1]) / (waits[1] - waits[0]))
-        for rate in (1e9, 2e9, 4e9, 6e9, 1e10, 2e10, 1e11):
-            ratios.setdefault(rate, []).append((works[0] / rate + waits[0]) / (works[1] / rate + waits[1]))
-    assert rounds_to("half", 0.99)["DZOFL"] is None
-    for rate, own in ratios.items():
-        name = f"{rate:.0e}".replace("e+0", "e").replace("e+", "e") + (", the default" if rate == 4e9 else "")
-        assert f"| {name} | {' | '.join(f'{ratio:.2f}' for ratio in own)} |" in page
-    assert "| level at | 6.14e9 | 1.07e10 | 3.20e8 |" in page
-    np.testing.assert_allclose(level, [6.14e9, 1.07e10, 3.20e8], rtol=5e-3)
+    of_accuracy = {accuracy: seconds_to(accuracy) for accuracy in ("0.98", "0.99")}
+    for row in rows_of("dzofl", "breakeven_results"):
+        at = float(row["operations_per_second"]), 1e6 * float(row["uplink"]), 10e6
+        zero, first, _ = of_accuracy[row["accuracy"]]
+        assert float(row["ratio"]) == pytest.approx(zero(*at) / first(*at), rel=1e-4)
+    for row in rows_of("dzofl", "level_results"):
+        uplink = 1e6 * float(row["uplink"])
+        assert float(row["smallest probability"]) == pytest.approx(smallest(uplink), rel=1e-3)
+        for accuracy, (*_, level) in of_accuracy.items():
+            for name, downlink in (("D = 10", 10e6), ("D = R", uplink), ("D free", math.inf)):
+                column = f"{100 * float(accuracy):.0f} %: {name}"
+                assert 1e9 * float(row[column]) == pytest.approx(level(uplink, downlink), rel=1e-3)

@@ -28,7 +28,7 @@ _COLUMNS = {
     "total_bits_sent": "bits sent",
     "total_simulated_seconds": "simulated seconds",
 }
-OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step"}
+OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step", "num_active": "senders"}
 _WORDS = {"embracing": "EmbracingFL", "width_reduction": "width reduction", "ordered_dropout": "FjORD"}
 
 

@@ -95,3 +95,14 @@ def test_distances_from_the_average_follow_from_the_algorithm():
     move = (1 - schedule.state_mixing) * np.eye(AGENTS) + schedule.state_mixing * mixing
     predicted.append(distance(spread(schedule, move, schedule.state_mixing * mixing, AGENTS)))
     np.testing.assert_allclose([float(text) for text in found.groups()], predicted, rtol=0.01)
+
+
+def test_the_noise_of_noisy_states_with_less_mixing_follows_from_the_algorithm():
+    words, mixing = " ".join(PAGE.read_text().split()), ring(AGENTS).mixing_matrix(0)
+    stated = re.search(r"noisy-states has ([\d.]+) at 0.1, ([\d.]+) at 0.017 and ([\d.]+) at 0.003", words)
+    assert stated is not None
+    for alpha, text in zip((0.1, 0.017, 0.003), stated.groups(), strict=True):
+        schedule = paper_schedule("S2", ROUNDS - 1, AGENTS)
+        move = (1 - alpha) * np.eye(AGENTS) + alpha * mixing
+        noise = np.sqrt(np.mean(np.diag(spread(schedule, move, alpha * mixing, AGENTS))))
+        np.testing.assert_allclose(float(text), noise, rtol=0.03)

@@ -20,6 +20,7 @@ from jaxfl.channel import float_quantizer
 from jaxfl.core.platform import tracing_for
 from jaxfl.core.tree import num_bytes, size
 from jaxfl.models import classification, mlp
+from jaxfl.training.sharding import cut_by_owner
 
 KEY = jax.random.key(5)
 NODES, BATCH, ROUNDS = 5, 3, 20
@@ -125,6 +126,13 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform, 
         moved = np.linalg.norm(flat(after.params) - flat(before.params))
         np.testing.assert_allclose(info.update_norm, moved, rtol=1e-4, atol=1e-7)
     assert any(np.any(b) for b in broadcasts)
+
+
+def test_a_pool_that_is_cut_by_owner_gives_the_same_where_some_devices_send():
+    data, algorithm = uneven_data(sizes=(4, 5, 6, 7)), learner(num_active=2)
+    state = start(algorithm, KEY, data)
+    cut = jax.tree.map(jnp.asarray, cut_by_owner(data, 2))
+    assert_same(*(jax.jit(algorithm.round)(KEY, state, pool)[0].params for pool in (data, cut)))
 
 
 def test_where_no_message_arrives_the_model_stays_as_it_is():

@@ -4,6 +4,9 @@ Choices that the paper leaves open are the same in all of them. Clients: two sha
 network: two convolutions with tanh on images of 14x14 (or 16x16), so that a table takes minutes on two cores. |D_i|:
 5,000 in the budget, as in the paper's counts of iterations for both data sets; statements take the clients' own.
 kappa: 1. The constants are estimated without noise, as in the paper, from 64 samples of a client.
+
+`--model mlp --hidden 32 --shrink 1 --step-size 10` is more accurate on Fashion-MNIST at several times the speed
+(experiments/results/ali_dpfl).
 """
 
 from __future__ import annotations

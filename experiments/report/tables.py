@@ -126,13 +126,9 @@ def _with_more(directive: Directive, path: Path, rows: list[Row]) -> list[Row]:
     missing = named - {*rows[0]} if rows else set()
     config = path.with_name(f"{path.name}_config.json")
     if missing and config.exists():
-        options = json.loads(config.read_text(encoding="utf-8")).get("config", {})
-        more = {key: options[key] for key in missing & {*options}}
-        texts = {
-            key: (key.replace("_", " ") if value else "") if isinstance(value, bool) else str(value)
-            for key, value in more.items()
-        }
-        rows = [{**texts, **row} for row in rows]
+        base = json.loads(config.read_text(encoding="utf-8")).get("config", {})
+        of_case = {name: {**base, **changes} for name, changes in base.get("cases", {}).items()}
+        rows = [{**_texts(missing, of_case.get(row.get("case", ""), {})), **row} for row in rows]
     if BEST in (*directive.value, *directive.columns, *directive.y) and rows and BEST not in rows[0]:
         best: dict[Any, float] = {}
         for line in read_lines(path.name, path.parent):
@@ -140,6 +136,15 @@ def _with_more(directive: Directive, path: Path, rows: list[Row]) -> list[Row]:
             best[key] = max(best.get(key, 0.0), line[ACCURACY])
         rows = [{**row, BEST: str(best[row["case"], row["seed"]])} for row in rows]
     return rows
+
+
+def _texts(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, str]:
+    """The named options of a case as cells."""
+    return {
+        name: (name.replace("_", " ") if value else "") if isinstance(value := options[name], bool) else str(value)
+        for name in names
+        if name in options
+    }
 
 
 def check_conditions(directive: Directive, rows: Sequence[Mapping[str, Any]]) -> None:

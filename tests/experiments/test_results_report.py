@@ -132,7 +132,7 @@ def run(page, tmp_path):
         writer = csv.writer(file)
         writer.writerow(["case", "seed", "step_size", "test_accuracy"])
         writer.writerows([case, seed, case[5:], 0.5] for case in ("step 0.1", "step 1") for seed in (0, 1))
-    options = {"method": "embracing", "masked": True, "plain": False, "cases": {}}
+    options = {"method": "embracing", "masked": True, "plain": False, "cases": {"step 0.1": {}, "step 1": {}}}
     (tmp_path / "y_config.json").write_text(json.dumps({"config": options}))
     return page
 

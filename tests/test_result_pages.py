@@ -27,6 +27,17 @@ def test_a_page_names_the_commits_at_which_its_commands_give_its_numbers(page):
         assert {one["environment"]["git_revision"][:7] for one in configurations} <= named
 
 
+@pytest.mark.parametrize("page", sorted(RESULTS.glob("*/*.md")), ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_a_picture_is_made_by_report_or_has_the_configuration_of_its_run_beside_it(page):
+    lines = page.read_text().splitlines()
+    for above, line in zip(["", *lines], lines, strict=False):
+        for name in re.findall(r"^!\[.*\]\((\w+)\.png\)", line):
+            has_none = name in ("spanning_tree", "similarity_fig1_small", "similarity_fig3_small")
+            has_run = (page.parent / f"{name}_config.json").exists()
+            assert (page.parent / f"{name}.png").exists(), name
+            assert above.startswith("<!-- picture ") or has_run or has_none, name
+
+
 def test_the_list_of_figures_and_tables_is_whole_and_its_files_are_there():
     text = (RESULTS / "README.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")][1:]

@@ -73,7 +73,7 @@ def test_the_leads_and_rounds_of_embracing_fl_are_those_of_its_curves():
     runs = {
         "4 strong, 28 weak": {
             **{"EmbracingFL": "emb_c7", "width reduction": "wid_c7"},
-            "width reduction, masked loss": "msk_c7",
+            **{"width reduction, masked loss": "msk_c7", "FjORD": "ord_c7"},
         },
         "4 strong, 28 moderate": {"EmbracingFL": "emb_c4", "width reduction": "wid_c4"},
     }

@@ -77,9 +77,11 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
         if len(parts) > 1:
             one.set_title(textwrap.fill(part.where[-1].partition(":")[2], 40), fontsize=10)
     if directive.steps:
+        from matplotlib.ticker import MaxNLocator
+
         for one in figure.axes:
             one.set_ylim(bottom=0)
-            one.yaxis.get_major_locator().set_params(nbins=10, integer=True)
+            one.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
     if not handles:
         found = f"got x={directive.x}, y={directive.y}"
         raise ArgumentError("directive", "must name columns that its file has", found, "Mend the page.")

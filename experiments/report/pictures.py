@@ -80,7 +80,7 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
     if directive.steps:
         for one in figure.axes:
             one.set_ylim(bottom=0)
-            one.yaxis.get_major_locator().set_params(nbins=10, integer=True)
+            one.locator_params("y", nbins=10, integer=True)
     if not handles:
         found = f"got x={directive.x}, y={directive.y}"
         raise ArgumentError("directive", "must name columns that its file has", found, "Mend the page.")
@@ -95,9 +95,9 @@ def _parts(directive: Directive, folder: Path) -> list[Directive]:
     if (directive.panels or directive.steps) and (not directive.curves or len(directive.panels) > 1):
         found = f"got panels={directive.panels}, steps={directive.steps}, curves={directive.curves}"
         raise ArgumentError("directive", "must have curves for steps, or for panels of one entry", found, "Mend it.")
-    if not ({*directive.log} <= {"x", "y"} and {*directive.steps} <= {"y"}):
+    if not ({*directive.log} <= {"x", "y"} and {*directive.steps} <= {"y"} - {*directive.log}):
         found = f"got log={directive.log}, steps={directive.steps}"
-        raise ArgumentError("directive", "must have x or y for log, y for steps", found, "Mend the page.")
+        raise ArgumentError("directive", "must have x or y for log, or y for steps", found, "Mend the page.")
     if directive.curves and directive.lines and not directive.best:
         found = f"got lines={directive.lines}"
         raise ArgumentError("directive", "must have best for lines of curves", found, "Leave them out.")

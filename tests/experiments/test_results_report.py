@@ -211,6 +211,7 @@ def test_panels_of_curves_have_one_height_and_steps_begin_at_zero(page, tmp_path
         ("<!-- table x rows=method columns=seed level=0.5 -->", "of a table has .*'level'"),
         ("<!-- picture x x=seed rows=method -->\n![T](x.png)", "of a picture has .*'rows'"),
         ("<!-- picture x x=seed lines=method log=z -->\n![T](x.png)", "x or y for log"),
+        ("<!-- picture x curves=case steps=y log=y -->\n![T](x.png)", "or y for steps"),
         ("<!-- picture x curves=case lines=method -->\n![T](x.png)", "best for lines"),
         ("<!-- table x rows=method columns=budget -->", "'budget'"),
         ("<!-- table x rows=method columns=seed where=method:C -->", "keep some rows"),

@@ -141,6 +141,9 @@ def check_config(config: Configuration) -> None:
             if 0 in narrow(layers, width):
                 found = f"got {width} of {min(layers)}"
                 raise ArgumentError(name, "must leave every layer a channel", found, "Pass more.")
+    if learning.masked_loss and config.network.model == "bilstm":  # a client without label 1 would learn nothing
+        found = "got bilstm, which has one logit"
+        raise ArgumentError("masked_loss", "needs a logit for each class", found, "Leave it out.")
     if config.is_static and learning.method == "first_half":
         found = "got static for first_half, whose last blocks evaluate"
         raise ArgumentError("batch_norm", "must have statistics where blocks evaluate", found, "Pass global.")

@@ -12,7 +12,6 @@ import numpy as np
 from jaxfl import models
 from jaxfl.channel import BILSTM_COUNTED, Counts, count
 from jaxfl.core import ArgumentError, Task, check
-from jaxfl.core.tasks import cross_entropy
 from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
 from jaxfl.frame import Choice, choose
@@ -186,7 +185,7 @@ def _counts(network: Network, problem: Problem, form: Form) -> dict[str, Counts]
 
 @functools.lru_cache(maxsize=64)
 def _task(network: Network, problem: Problem, form: Form) -> Task:
-    adapter = models.binary_classification if network.model == "bilstm" else models.classification
-    loss = masked_cross_entropy if form.masked else cross_entropy
-    task = adapter(network.build(problem, form), compute_dtype=network.compute_dtype, loss=loss)
+    adapter: Any = models.binary_classification if network.model == "bilstm" else models.classification
+    more = {"loss": masked_cross_entropy} if form.masked else {}
+    task = adapter(network.build(problem, form), compute_dtype=network.compute_dtype, **more)
     return with_node_loop(task, network.node_loop)

@@ -16,6 +16,7 @@ from jaxfl.channel import Counts, Work, node_work, total
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
 from jaxfl.frame import Costs, Run, choose, flat, stated, traced, unsaved, where
 from jaxfl.frame import Data as Images
+from jaxfl.frame.options import UNSAID, since
 from jaxfl.frame.records import WRITERS, cut
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
@@ -114,7 +115,6 @@ class Learning:
         where("method", WITH_WEAKER, "case", "moderate", "weak", "sampling"),
         where("method", TOGETHER, "participation_rate", "num_active", "weighting", "sampling"),
         where("batch_norm", ("static",), "calibration_samples"),
-        {"masked_loss": lambda options: options["masked_loss"]},
         where("model", RESNETS, "calibration_samples", "batch_norm"),
         where("model", (*RESNETS, "bilstm"), "frozen_batch_norm"),
         where("model", ("bilstm",), "frozen_words"),
@@ -145,7 +145,7 @@ class Learning:
     """Share of every layer's channels that a weak client of these methods has."""
     without_scaler: bool = False
     """Leave out HeteroFL's scaler, with which clients of width_reduction divide hidden activations by their width."""
-    masked_loss: bool = False
+    masked_loss: bool = since(False, {False: UNSAID})
     """HeteroFL's masked loss: in training the logits of classes of which a client has no sample are 0."""
     classifier: bool = False
     """In first_half train the last block, too, as InclusiveFL does."""

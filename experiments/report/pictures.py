@@ -62,7 +62,8 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
     fill = _curves if directive.curves else _ends
     handles = {}
     for number, panel in enumerate(panels):
-        one = figure.add_subplot(down, across, number + 1, sharey=figure.axes[0] if number and len(parts) > 1 else None)
+        first = figure.axes[number % len(directive.y)] if number >= len(directive.y) else None  # with its column
+        one = figure.add_subplot(down, across, number + 1, sharey=first)
         part = parts[number // len(directive.y)]
         if "x" in directive.log:
             one.set_xscale("log")
@@ -77,11 +78,9 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
         if len(parts) > 1:
             one.set_title(textwrap.fill(part.where[-1].partition(":")[2], 40), fontsize=10)
     if directive.steps:
-        from matplotlib.ticker import MaxNLocator
-
         for one in figure.axes:
             one.set_ylim(bottom=0)
-            one.yaxis.set_major_locator(MaxNLocator(nbins=10, integer=True))
+            one.locator_params("y", nbins=10, integer=True)
     if not handles:
         found = f"got x={directive.x}, y={directive.y}"
         raise ArgumentError("directive", "must name columns that its file has", found, "Mend the page.")
@@ -96,6 +95,12 @@ def _parts(directive: Directive, folder: Path) -> list[Directive]:
     if (directive.panels or directive.steps) and (not directive.curves or len(directive.panels) > 1):
         found = f"got panels={directive.panels}, steps={directive.steps}, curves={directive.curves}"
         raise ArgumentError("directive", "must have curves for steps, or for panels of one entry", found, "Mend it.")
+    if not ({*directive.log} <= {"x", "y"} and {*directive.steps} <= {"y"} - {*directive.log}):
+        found = f"got log={directive.log}, steps={directive.steps}"
+        raise ArgumentError("directive", "must have x or y for log, or y for steps", found, "Mend the page.")
+    if directive.curves and directive.lines and not directive.best:
+        found = f"got lines={directive.lines}"
+        raise ArgumentError("directive", "must have best for lines of curves", found, "Leave them out.")
     if not directive.panels:
         return [directive]
     (entry,) = directive.panels
@@ -161,13 +166,13 @@ def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[s
     return handles
 
 
-def _best_cases(directive: Directive, folder: Path, metric: str) -> dict[str, str]:
-    """Case -> its line's name, for the case of each line with the best value of an option."""
+def _best_cases(directive: Directive, folder: Path, metric: str) -> dict[tuple[str, str], str]:
+    """Case and seed -> the line's name, for the case of each line with the best value of an option."""
     rows, titles = read_rows(directive, folder), {}
     for key in dict.fromkeys(tuple(row.get(key, "") for key in directive.lines) for row in rows):
         own = [row for row in rows if tuple(row.get(name, "") for name in directive.lines) == key]
         kept, note = best_of(own, directive.best, metric)
-        titles |= dict.fromkeys((row["case"] for row in kept), _name(directive, key) + note)
+        titles |= dict.fromkeys(((row["case"], row["seed"]) for row in kept), _name(directive, key) + note)
     return titles
 
 
@@ -200,7 +205,8 @@ def _lines(directive: Directive, folder: Path) -> list[Mapping[str, Any]]:
         if directive.best:
             (entry,), (metric, *_) = directive.curves, directive.y
             titles = _best_cases(directive._replace(names=(name,)), folder, metric)
-            lines += [{**line, entry: titles[line["case"]]} for line in own if line["case"] in titles]
+            keys = [(line["case"], str(line["seed"])) for line in own]
+            lines += [{**line, entry: titles[key]} for line, key in zip(own, keys, strict=True) if key in titles]
         else:
             check_conditions(directive, own)
             lines += [line for line in own if is_kept(directive, line)]

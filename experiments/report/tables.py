@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ _COLUMNS = {
     "total_simulated_seconds": "simulated seconds",
 }
 OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step", "num_active": "senders"}
+_OF_TABLES = ("rows", "columns", "value", "best", "where")
 _WORDS = {"embracing": "EmbracingFL", "width_reduction": "width reduction", "ordered_dropout": "FjORD"}
 
 
@@ -58,7 +59,7 @@ class Directive(NamedTuple):
         """Parse the directive in a line of a page; None for another line.
 
         Raises:
-            ArgumentError: an option that directives do not have, no name of a file, an open quote.
+            ArgumentError: an option that tables or pictures do not have, no name of a file, an open quote.
 
         Examples:
             >>> Directive.parse("<!-- table fig7 rows=step_size columns=iterations -->").rows
@@ -76,10 +77,13 @@ class Directive(NamedTuple):
             found = f"got {text!r}"
             raise ArgumentError("directive", "must name a file, with closed quotes", found, "Mend the page.") from None
         options: dict[str, tuple[str, ...]] = {}
+        of_pictures = [key for key in cls._fields[2:] if key not in ("rows", "columns", "value")]
+        known = _OF_TABLES if kind == "table" else of_pictures
         for word in words:
             key, _, value = word.partition("=")
-            if key not in cls._fields[2:]:
-                raise ArgumentError("directive", f"has {', '.join(cls._fields[2:])}", f"got {key!r}", "Mend the page.")
+            if key not in known:
+                found = f"got {key!r}"
+                raise ArgumentError("directive", f"of a {kind} has {', '.join(known)}", found, "Mend the page.")
             options[key] = (value,) if key == "title" else tuple(re.split(",(?! )", value))
         return cls(kind, tuple(name.split("+")), **options)
 
@@ -119,7 +123,7 @@ def read_lines(name: str, folder: Path) -> list[dict[str, Any]]:
 def _with_more(directive: Directive, path: Path, rows: list[Row]) -> list[Row]:
     """Add the named options that stand in the run's configuration alone, and each seed's best evaluation.
 
-    An option that is on or off becomes its name, or nothing.
+    An option that is on becomes its name; one that is off or None becomes nothing.
     """
     named = {*directive.rows, *directive.columns, *directive.lines, *directive.x, *directive.best}
     named |= {condition.partition(":")[0] for condition in directive.where}
@@ -132,18 +136,22 @@ def _with_more(directive: Directive, path: Path, rows: list[Row]) -> list[Row]:
     if BEST in (*directive.value, *directive.columns, *directive.y) and rows and BEST not in rows[0]:
         best: dict[Any, float] = {}
         for line in read_lines(path.name, path.parent):
-            key = line["case"], str(line["seed"])
-            best[key] = max(best.get(key, 0.0), line[ACCURACY])
+            if line.get(ACCURACY) is not None:
+                key = line.get("case"), str(line["seed"])
+                best[key] = max(best.get(key, 0.0), line[ACCURACY])
+        if not all((row.get("case"), row.get("seed")) in best for row in rows):
+            found = f"{path.name}_metrics.jsonl lacks some"
+            raise ArgumentError("directive", f"must have every case and seed for {BEST}", found, "Keep them there.")
         rows = [{**row, BEST: str(best[row["case"], row["seed"]])} for row in rows]
     return rows
 
 
-def _texts(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, str]:
+def _texts(names: Collection[str], options: Mapping[str, Any]) -> dict[str, str]:
     """The named options of a case as cells."""
     return {
-        name: (name.replace("_", " ") if value else "") if isinstance(value := options[name], bool) else str(value)
-        for name in names
-        if name in options
+        name: name.replace("_", " ") if value is True else "" if value is None or value is False else str(value)
+        for name, value in options.items()
+        if name in names
     }
 
 

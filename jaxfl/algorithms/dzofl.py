@@ -186,7 +186,7 @@ def dzofl(
     def draw(key, state, data):
         n, k = data.num_nodes, state.round_index
         server_key = leaf_key(purpose_key(key, Purpose.MESSAGE_ROUNDING, k), _SERVER)
-        active = None if num_active is None else draw_active(key, k, num_active, n)
+        active = None if num_active in (None, n) else draw_active(key, k, num_active, n)
         of_all = draw_batch(scheme, key, k, data.sizes), to_server.draw_to_server(key, k, n)
         batch, links_of_round = of_all if active is None else jax.tree.map(lambda leaf: leaf[active], of_all)
         return Draws(

@@ -158,7 +158,8 @@ def classification(
         compute_dtype: "float32", or "bfloat16" to run the layers on rounded parameters and inputs, which is faster
             on hardware that multiplies bfloat16. Parameters, gradients, losses, model state, and the statistics of
             normalizations stay float32.
-        loss: (logits (b, classes), labels) -> losses (b,). It must take the labels of test samples, too.
+        loss: (logits (b, classes) float32, labels) -> losses (b,), in training and as the metric "loss". It must take
+            the labels of test samples, too.
 
     Returns:
         A task with metrics "loss" and "accuracy", blocks and factored layers named as the model's layers; no factored
@@ -258,7 +259,6 @@ def binary_classification(
     preprocess: Callable[[Array], Array] = scale_images,
     node_loop: str | None = None,
     compute_dtype: str = "float32",
-    loss: Loss = cross_entropy,
 ) -> Task:
     """The task of predicting int32 labels 0 or 1 with sigmoid cross entropy.
 
@@ -270,7 +270,6 @@ def binary_classification(
         preprocess: as for `classification`.
         node_loop: likewise.
         compute_dtype: likewise.
-        loss: likewise, of the two logits.
 
     Returns:
         A task with metrics "loss" and "accuracy", otherwise as `classification` makes it.
@@ -295,8 +294,7 @@ def binary_classification(
         return jnp.concatenate([jnp.zeros_like(logits), logits], axis=1)
 
     two_logits = sequential([*model.layers, ("logit_of_0", elementwise(both_logits))])
-    more: dict[str, Any] = {"node_loop": node_loop, "compute_dtype": compute_dtype, "loss": loss}
-    return classification(two_logits, preprocess=preprocess, **more)
+    return classification(two_logits, preprocess=preprocess, node_loop=node_loop, compute_dtype=compute_dtype)
 
 
 def _part(

@@ -135,6 +135,14 @@ def test_a_pool_that_is_cut_by_owner_gives_the_same_where_some_devices_send():
     assert_same(*(jax.jit(algorithm.round)(KEY, state, pool)[0].params for pool in (data, cut)))
 
 
+def test_all_devices_by_number_are_all_by_default():
+    data = jax.tree.map(jnp.asarray, cut_by_owner(uneven_data(sizes=(4, 5, 6, 7)), 2))
+    by_number, by_default = learner(num_active=4), learner()
+    state = start(by_number, KEY, data)
+    assert by_number.draw(KEY, state, data).active is None, "the pool stays cut by owner"
+    assert_same(*(jax.jit(one.round)(KEY, state, data) for one in (by_number, by_default)))
+
+
 def test_where_no_message_arrives_the_model_stays_as_it_is():
     algorithm, data = learner(uplink=jaxfl.links(0.0, float_quantizer(4, 3))), uneven_data()
     first = start(algorithm, KEY, data)

@@ -14,6 +14,7 @@ from run_files import run_lines
 from experiments.embracing_fl import EXPERIMENT, methods, networks, options
 from experiments.embracing_fl.options import Configuration
 from experiments.embracing_fl.prepare import prepare
+from jaxfl.core import ArgumentError
 from jaxfl.data import from_arrays
 from jaxfl.frame import main
 from jaxfl.frame.command_line import parse
@@ -202,6 +203,14 @@ def test_the_masked_loss_is_that_of_a_line_of_numpy():
     np.testing.assert_array_equal(slopes != 0, table[:, 1:] > 0)
     plain = np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(4), labels]
     np.testing.assert_allclose(methods.masked_cross_entropy(values, jnp.asarray(labels)), plain, rtol=1e-6)
+
+
+def test_the_masked_loss_is_an_axis_and_needs_a_logit_for_each_class():
+    rows = parse(EXPERIMENT, "--method embracing --grid masked_loss=true,false".split())[0].rows
+    assert [row.config.learning.masked_loss for row in rows.values()] == [True, False]
+    rows = parse(EXPERIMENT, "--dataset imdb --method embracing --masked-loss".split())[0].rows
+    with pytest.raises(ArgumentError, match=r"masked_loss.*bilstm"):
+        prepare(rows)
 
 
 @pytest.mark.parametrize("method", ["embracing", "width_reduction"])

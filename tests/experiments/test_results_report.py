@@ -132,15 +132,32 @@ def run(page, tmp_path):
         writer = csv.writer(file)
         writer.writerow(["case", "seed", "step_size", "test_accuracy"])
         writer.writerows([case, seed, case[5:], 0.5] for case in ("step 0.1", "step 1") for seed in (0, 1))
-    options = {"method": "embracing", "masked": True, "plain": False, "cases": {"step 0.1": {}, "step 1": {}}}
+    options: dict[str, object] = {"method": "embracing", "masked": True, "plain": False, "rate": None}
+    options["cases"] = {"step 0.1": {}, "step 1": {}}
     (tmp_path / "y_config.json").write_text(json.dumps({"config": options}))
     return page
 
 
 def test_options_of_the_configuration_and_best_evaluations_are_columns(run):
-    directive = "<!-- table y rows=method,masked,plain columns=step_size value=test_accuracy_best -->"
+    directive = "<!-- table y rows=method,masked,plain,rate columns=step_size value=test_accuracy_best -->"
     lines = rewritten(run(directive), pictures=False)[0].splitlines()
     assert lines[-1] == "| EmbracingFL, masked | 61.0 ± 1.4 | 91.0 ± 1.4 |"
+
+
+def test_an_evaluation_that_is_not_there_is_refused(run, tmp_path):
+    lines = (tmp_path / "y_metrics.jsonl").read_text().splitlines()
+    (tmp_path / "y_metrics.jsonl").write_text("\n".join(line for line in lines if '"seed": 0' in line))
+    with pytest.raises(ArgumentError, match="lacks some"):
+        rewritten(run("<!-- table y rows=method columns=step_size value=test_accuracy_best -->"), pictures=False)
+
+
+def test_conditions_on_seeds_hold_for_curves_of_the_best_step(run, monkeypatch):
+    curves = []
+    monkeypatch.setattr(
+        pictures, "draw_curve", lambda axes, curve, style: curves.append(curve) or axes.plot(curve.x)[0]
+    )
+    rewritten(run("<!-- picture y curves=case best=step_size where=seed:1 -->", "![T](y.png)"), pictures=True)
+    assert [curve.mean.tolist() for curve in curves] == [[0.1, 0.62, 0.5]]
 
 
 def test_curves_of_the_best_step_with_a_level_and_marks(run, monkeypatch):
@@ -161,7 +178,7 @@ def test_curves_of_the_best_step_with_a_level_and_marks(run, monkeypatch):
 
 def test_panels_of_curves_have_one_height_and_steps_begin_at_zero(page, tmp_path, monkeypatch):
     lines = [
-        {"case": case, "seed": 0, "round": number, "num_steps": steps}
+        {"case": case, "seed": 0, "round": number, "num_steps": steps, "test_accuracy": 0.1 * steps}
         for case, steps in (("A", 2), ("B", 5))
         for number in (1, 2)
     ]
@@ -179,6 +196,11 @@ def test_panels_of_curves_have_one_height_and_steps_begin_at_zero(page, tmp_path
     assert limits[1] > 5
     (legend,) = figures[0].legends
     assert (legend.get_title().get_text(), legend.get_texts()) == ("one seed", [])  # each panel names its line
+    directive = "<!-- picture x curves=case panels=case y=num_steps,test_accuracy -->"
+    rewritten(page(directive, "![T](x.png)"), pictures=True)
+    heights = [one.get_ylim() for one in figures[1].axes]
+    assert heights[:2] == heights[2:], "each column has its height"
+    assert heights[0] != heights[1]
 
 
 @pytest.mark.parametrize(
@@ -186,6 +208,11 @@ def test_panels_of_curves_have_one_height_and_steps_begin_at_zero(page, tmp_path
     [
         ("<!-- table y rows=method columns=seed -->", "is missing"),
         ("<!-- table x rows=method colums=seed -->", "'colums'"),
+        ("<!-- table x rows=method columns=seed level=0.5 -->", "of a table has .*'level'"),
+        ("<!-- picture x x=seed rows=method -->\n![T](x.png)", "of a picture has .*'rows'"),
+        ("<!-- picture x x=seed lines=method log=z -->\n![T](x.png)", "x or y for log"),
+        ("<!-- picture x curves=case steps=y log=y -->\n![T](x.png)", "or y for steps"),
+        ("<!-- picture x curves=case lines=method -->\n![T](x.png)", "best for lines"),
         ("<!-- table x rows=method columns=budget -->", "'budget'"),
         ("<!-- table x rows=method columns=seed where=method:C -->", "keep some rows"),
         ("<!-- picture x x=seed lines=method -->", "must stand above its picture"),

@@ -69,17 +69,17 @@ def round_costs(config: Configuration, entry: Mapping[str, Any]) -> dict[str, Ro
     num_nodes, num_active = config.clients.nodes, config.num_active
     num_receivers = num_nodes if config.learning.method == DZOFL else num_active
     of_round = {name: entry["costs"][name]["mean"] / entry["rounds"] for name in COUNTED}
-    nothing, device = np.zeros((num_nodes, num_nodes)), np.eye(num_nodes)  # row i: device i is active alone
-    up = {name: number / num_active * device for name, number in of_round.items()} | {"bits_received": nothing}
-    received = np.where(np.arange(num_nodes) < num_receivers, of_round["bits_received"] / num_receivers, 0)
+    counts = {name: np.full(num_nodes, number / num_active) for name, number in of_round.items()}  # if it is active
+    counts["bits_received"] = np.full(num_nodes, of_round["bits_received"] / num_receivers)
+    nothing = np.zeros(num_nodes)
     last = [math.comb(j, num_active - 1) / math.comb(num_nodes, num_active) for j in range(num_nodes)]
     costs = {}
     for reading, book in zip(READINGS, (config.ledger(), published_ledger(config)), strict=True):
-        whole, unsent = book.of_round(up), book.of_round({**up, "bits_sent": nothing})
-        down = book.of_round({**dict.fromkeys(COUNTED, nothing[0]), "bits_received": received})
+        (whole, receiving), (unsent, _) = book.of_nodes(counts), book.of_nodes({**counts, "bits_sent": nothing})
+        idle, _ = book.of_nodes({**dict.fromkeys(COUNTED, nothing), "bits_received": counts["bits_received"]})
         sending = num_active * float(np.mean(whole.joules - unsent.joules))
-        computing = num_active * float(np.mean(unsent.joules)) + float(down.joules)
-        seconds = float(np.sort(whole.simulated_seconds) @ last + down.simulated_seconds)
+        computing = float(np.mean(num_active * unsent.joules + (num_receivers - num_active) * idle.joules))
+        seconds = float(np.sort(whole.simulated_seconds) @ last + receiving.max())
         costs[reading] = RoundCost(of_round["bits_sent"] / num_active, computing, sending, seconds)
     return costs
 

@@ -187,7 +187,7 @@ class Configuration:
             batch_size=learning.batch_size,
             step_size=step_size,
             smoothing=smoothing,
-            num_active=learning.num_active,
+            num_active=self.num_active,
             uplink=uplink,
             downlink=quantizer,
             num_directions=learning.num_directions,

@@ -83,7 +83,7 @@ def with_classes(data: FederatedData, num_classes: int) -> FederatedData:
 def masked_cross_entropy(logits: Array, labels: Array) -> Array:
     """HeteroFL's masked loss: the cross entropy (b,) of logits (b, c), 0 for classes that the client lacks.
 
-    Labels are (b, 1 + c) as `with_classes` makes them, or (b,) classes of test samples, for which no logit is masked.
+    Labels are (b, 1 + c) as `with_classes` makes them, or (b,) classes of test samples. Those mask no logit.
     """
     if labels.ndim == 1:
         return cross_entropy(logits, labels)

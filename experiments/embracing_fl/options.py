@@ -146,7 +146,7 @@ class Learning:
     without_scaler: bool = False
     """Leave out HeteroFL's scaler, with which clients of width_reduction divide hidden activations by their width."""
     masked_loss: bool = since(False, {False: UNSAID})
-    """HeteroFL's masked loss: in training the logits of classes of which a client has no sample are 0."""
+    """HeteroFL's masked loss: in training the logits of classes that a client lacks are 0."""
     classifier: bool = False
     """In first_half train the last block, too, as InclusiveFL does."""
     batch_norm: Literal["global", "static"] = "global"
@@ -244,6 +244,10 @@ class Configuration:
         scaler = learning.method == "width_reduction" and not learning.without_scaler
         form = Form(width, learning.batch_norm, width if scaler else None, frozen_words, learning.masked_loss)
         return self.network.task(self.problem(), form)
+
+    def federated(self, seeds: tuple[int, ...]) -> Callable[[int], FederatedData]:
+        """Seed -> the training data of the clients that take part."""
+        return self.clients.data(self.data, sum(self.counts), seeds, masked=self.learning.masked_loss)
 
     def algorithm(self) -> Algorithm:
         """The algorithm; traced options may be arrays."""

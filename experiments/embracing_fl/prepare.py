@@ -47,7 +47,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
 
 
 def cases_of_clients(rows: Mapping[str, Row], algorithm: Callable[[Any], Algorithm]) -> dict[str, Case]:
-    """Cases to train, from configurations with `counts` of clients and `measures`.
+    """Cases to train, from configurations with `federated` data and `measures`.
 
     Raises:
         ArgumentError: the algorithm refuses the case.
@@ -55,8 +55,7 @@ def cases_of_clients(rows: Mapping[str, Row], algorithm: Callable[[Any], Algorit
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config, seeds = row.config, row.seeds
-        masked = isinstance(config, Configuration) and config.learning.masked_loss
-        data = config.clients.data(config.data, sum(config.counts), seeds, masked=masked)
+        data = config.federated(seeds)
         check_start(algorithm(config), jax.random.key(seeds[0]), data(seeds[0]))
         return {"data": data, "num_rounds": config.steps.rounds, "measures": config.measures()}
 

@@ -17,11 +17,11 @@ from .results import Result, gaps, grouped, usual
 TITLES = {
     "embracing": "EmbracingFL",
     "width_reduction": "width reduction",
-    "ordered_dropout": "ordered dropout",
+    "ordered_dropout": "FjORD",
     "first_half": "first half",
     "random_blocks": "random blocks",
     "fed_avg": "FedAvg, strong alone",
-    "alone": "each client alone",
+    "alone": "alone",
 }
 BOTH = ("embracing", "width_reduction")
 Pair = tuple[Result | None, paper.Accuracy | None]

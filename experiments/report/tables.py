@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.embracing_fl.tables import TITLES
 from jaxfl.core import ArgumentError
 from jaxfl.privacy.statements import RELATIONS, rounded_up
 
@@ -30,7 +31,6 @@ _COLUMNS = {
 }
 OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step", "num_active": "senders"}
 _OF_TABLES = ("rows", "columns", "value", "best", "where")
-_WORDS = {"embracing": "EmbracingFL", "width_reduction": "width reduction", "ordered_dropout": "FjORD"}
 
 
 class Directive(NamedTuple):
@@ -218,7 +218,7 @@ def best_of(rows: Sequence[Row], options: Sequence[str], value: str) -> tuple[li
 
 def short(text: str) -> str:
     """A cell of a file as a page shows it."""
-    return f"{float(text):g}" if is_number(text) else _WORDS.get(text, text)
+    return f"{float(text):g}" if is_number(text) else TITLES.get(text, text)
 
 
 def cell(rows: Sequence[Row], column: str) -> str:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxfl.algorithms import first_half, output_side, partial_averaging
 from jaxfl.analysis.svcca import svcca_of_pairs
 from jaxfl.channel import Work, node_work
-from jaxfl.core import Algorithm, ArgumentError, Array, PyTree, Task, check, over_nodes
+from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task, check, over_nodes
 from jaxfl.core.tasks import scale_images
 from jaxfl.frame import Choice, Costs, Run, choose, flat, stated
 from jaxfl.models.layer_outputs import layer_outputs
@@ -105,6 +105,10 @@ class Configuration:
     def counts(self) -> tuple[int]:
         """All clients take part."""
         return (self.clients.nodes,)
+
+    def federated(self, seeds: tuple[int, ...]) -> Callable[[int], FederatedData]:
+        """Seed -> the training data of all clients."""
+        return self.clients.data(self.data, self.clients.nodes, seeds)
 
     def task(self) -> Task:
         """The learning task."""

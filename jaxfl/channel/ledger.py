@@ -38,7 +38,7 @@ COUNTED = ("bits_sent", "bits_received", "gradient_evaluations", "forward_evalua
 
 
 class Costs(NamedTuple):
-    """Costs of one sample, () or (n,), or of a round of all nodes together, () or (rounds,)."""
+    """Costs of one sample, () or (n,), of a round at each node, (n,) or (rounds, n), or at all, () or (rounds,)."""
 
     operations: Any
     simulated_seconds: Any
@@ -73,6 +73,13 @@ class Ledger(NamedTuple):
             - several rounds at once give what each gives alone.
             - NumPy and JAX arrays give the same to rounding.
         """
+        own, receiving = self.of_nodes(counts)
+        seconds = own.simulated_seconds.max(axis=-1) + receiving.max(axis=-1)
+        return Costs(own.operations.sum(axis=-1), simulated_seconds=seconds, joules=own.joules.sum(axis=-1))
+
+    def of_nodes(self, counts: Any) -> tuple[Costs, Any]:
+        """The costs of each node, whose seconds end with its message, and the seconds that it then receives, each (n,)
+        or (rounds, n); arguments, dtypes and errors as for `of_round`."""
         values = counts.named() if isinstance(counts, Info) else counts
         check_counts(values)
         on_device = any(isinstance(values[name], jax.Array) for name in COUNTED)
@@ -92,11 +99,8 @@ class Ledger(NamedTuple):
 
         operations, seconds, joules = (gradients * a + forwards * b for a, b in zip(*book[:2], strict=True))
         up, down = airtime(up_bits, book.uplink_bits_per_second), airtime(down_bits, book.downlink_bits_per_second)
-        seconds, joules = (
-            (seconds + up).max(axis=-1) + down.max(axis=-1),
-            joules + book.transmit_watts * up + book.downlink_watts * down,
-        )
-        return Costs(operations.sum(axis=-1), simulated_seconds=seconds, joules=joules.sum(axis=-1))
+        joules = joules + book.transmit_watts * up + book.downlink_watts * down
+        return Costs(operations, simulated_seconds=seconds + up, joules=joules), down
 
 
 class EnergyModel(NamedTuple):

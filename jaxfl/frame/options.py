@@ -180,7 +180,7 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
 
 
 def varies_by_words(kind: Any) -> bool:
-    """True for a number or a choice, of which several words are several values; a text may hold spaces."""
+    """True for a number or a choice: several words are several values. A text may hold spaces."""
     parts = alternatives(kind)
     return all(part in (int, float, types.NoneType) or typing.get_origin(part) is Literal for part in parts)
 

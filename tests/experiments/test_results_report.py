@@ -120,7 +120,7 @@ def test_curves_leave_out_names_with_commas_and_the_start_of_a_logarithmic_axis(
 
 @pytest.fixture
 def run(page, tmp_path):
-    """The page of a run with two cases, of which metrics and configuration are there."""
+    """The page of a run with two cases, with metrics and configuration."""
     lines = [
         {"case": case, "seed": seed, "round": number, "test_accuracy": accuracy}
         for case, peak in (("step 0.1", 0.6), ("step 1", 0.9))

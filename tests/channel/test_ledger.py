@@ -159,6 +159,20 @@ def test_numpy_and_jax_arrays_give_the_same_to_rounding(book):
             np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
+def test_the_costs_of_each_node_and_of_their_round_by_hand():
+    """By hand: 5 operations a second, 2 bits up and 4 down a second, 1 W while it sends, 3 J a gradient."""
+    book = BOOK._replace(gradient=BOOK.gradient._replace(simulated_seconds=0.2, joules=3.0), downlink_watts=0.5)
+    book = book._replace(uplink_bits_per_second=2.0, downlink_bits_per_second=4.0, transmit_watts=1.0)
+    counts = {name: np.zeros(2) for name in COUNTED} | {"bits_sent": np.array([4.0, 0.0])}
+    counts |= {"gradient_evaluations": np.array([1.0, 2.0]), "bits_received": np.array([0.0, 8.0])}
+    own, receiving = book.of_nodes(counts)
+    np.testing.assert_allclose(own.simulated_seconds, [0.2 + 2, 0.4])
+    np.testing.assert_allclose(receiving, [0, 2])
+    np.testing.assert_allclose(own.joules, [3 + 2, 6 + 0.5 * 2])
+    whole = book.of_round(counts)
+    assert (whole.simulated_seconds, whole.joules) == (2.2 + 2, own.joules.sum())
+
+
 def test_an_infinite_downlink_takes_no_time():
     link: dict[str, Any] = {**LINK, "downlink_bits_per_second": math.inf}
     for slot in (0.0, 1.0):

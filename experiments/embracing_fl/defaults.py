@@ -87,7 +87,7 @@ def name_of(options: Options, varied: Collection[str]) -> str:
     varies = {"case", *CLASSES} & {*varied} & {*options}
     own_names = {"method", "case", *CLASSES, *(("target_accuracy",) if varies else ())}
     for name in [name for name in varied if name in options and name not in own_names]:
-        value = text_of(options[name])
+        value = text_of(options[name]) or "none"
         parts.append(value if name == "batch_norm" else f"{name.replace('_', ' ')} {value}")
     return ", ".join(parts)
 

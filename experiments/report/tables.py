@@ -29,7 +29,10 @@ _COLUMNS = {
     "total_bits_sent": "bits sent",
     "total_simulated_seconds": "simulated seconds",
 }
-OPTIONS = {"target_epsilon": "ε", "iterations": "K", "step_size": "step", "num_active": "senders"}
+OPTIONS = {
+    **{"target_epsilon": "ε", "iterations": "K", "step_size": "step", "num_active": "senders"},
+    "decay_rounds": "step cut after rounds",
+}
 _OF_TABLES = ("rows", "columns", "value", "best", "where")
 
 
@@ -217,7 +220,9 @@ def best_of(rows: Sequence[Row], options: Sequence[str], value: str) -> tuple[li
 
 
 def short(text: str) -> str:
-    """A cell of a file as a page shows it."""
+    """A cell of a file as a page shows it, a list without its brackets."""
+    if text.startswith("["):
+        return text.strip("[]") or "none"
     return f"{float(text):g}" if is_number(text) else TITLES.get(text, text)
 
 

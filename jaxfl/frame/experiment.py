@@ -308,7 +308,7 @@ def _name(experiment: Experiment, values: Mapping[str, Any], varying: Collection
     names = [name for number, name in enumerate(experiment.labels) if number == 0 or name in varying]
     names += [name for name in varying if name not in experiment.labels]
     labels = {name: experiment.labels.get(name, name.replace("_", " ") + " {}") for name in names if name in values}
-    return ", ".join(label.format(text_of(values[name])) for name, label in labels.items()) or experiment.name
+    return ", ".join(label.format(text_of(values[name]) or "none") for name, label in labels.items()) or experiment.name
 
 
 def programs(

@@ -237,6 +237,8 @@ def test_a_few_rounds_of_a_preset_have_the_decays_that_fit():
     assert config.steps.decay_rounds == (5,)
     (config,) = configs("--preset table3 --case 1 --rounds 1").values()
     assert config.steps.decay_rounds == ()
+    names = [*configs("--preset table3 --case 1 --grid decay_rounds=,500")]
+    assert names == ["case 1 embracing, decay rounds none", "case 1 embracing, decay rounds 500"]
 
 
 def made_run(folder, dataset, name="embracing_fl", evaluated=True, **changes):

@@ -133,15 +133,15 @@ def run(page, tmp_path):
         writer.writerow(["case", "seed", "step_size", "test_accuracy"])
         writer.writerows([case, seed, case[5:], 0.5] for case in ("step 0.1", "step 1") for seed in (0, 1))
     options: dict[str, object] = {"method": "embracing", "masked": True, "plain": False, "rate": None}
-    options["cases"] = {"step 0.1": {}, "step 1": {}}
+    options |= {"cases": {"step 0.1": {}, "step 1": {}}, "cuts": [80, 90], "uncut": []}
     (tmp_path / "y_config.json").write_text(json.dumps({"config": options}))
     return page
 
 
 def test_options_of_the_configuration_and_best_evaluations_are_columns(run):
-    directive = "<!-- table y rows=method,masked,plain,rate columns=step_size value=test_accuracy_best -->"
+    directive = "<!-- table y rows=method,masked,plain,rate,cuts,uncut columns=step_size value=test_accuracy_best -->"
     lines = rewritten(run(directive), pictures=False)[0].splitlines()
-    assert lines[-1] == "| EmbracingFL, masked | 61.0 ± 1.4 | 91.0 ± 1.4 |"
+    assert lines[-1] == "| EmbracingFL, masked, 80, 90, none | 61.0 ± 1.4 | 91.0 ± 1.4 |"
 
 
 def test_an_evaluation_that_is_not_there_is_refused(run, tmp_path):

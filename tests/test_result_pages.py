@@ -127,30 +127,28 @@ def rows_of(page, name):
 
 def test_the_leads_of_ali_dpfl_are_differences_of_its_results():
     columns = [(0.5, 2.0), (0.5, 2.25), (0.5, 2.5), (0.2, 2.75), (0.2, 3.25), (0.2, 3.75)]
-    accuracy = {}  # network, column, tau or 0 for ALI-DPFL, step size, seed
-    for network, name, step in (("MLP", "own", None), ("MLP", "limited", 10.0), ("CNN", "cnn", 5.0)):
+    accuracy = {}  # column, tau or 0 for ALI-DPFL, step size, seed
+    for name in ("own", "limited"):
         for row in rows_of("ali_dpfl", f"{name}_results"):
             at = float(row["round_ratio"]), float(row["target_epsilon"])
-            if at in columns and (row["method"] == "DPFL" or float(row.get("kappa", 1e6)) == 1e6):
-                tau = int(row["local_steps"]) if row["method"] == "DPFL" else 0
-                key = network, at, tau, step or float(row["step_size"]), row["seed"]
-                accuracy[key] = 100 * float(row["test_accuracy"])
+            tau = int(row["local_steps"]) if row["method"] == "DPFL" else 0
+            key = at, tau, float(row["step_size"]) if name == "own" else 10.0, row["seed"]
+            accuracy[key] = 100 * float(row["test_accuracy"])
     rows = rows_of("ali_dpfl", "lead_results")
     for setting, minus, seed in dict.fromkeys((row["setting"], row["minus"], row["seed"]) for row in rows):
-        network, step = ("CNN", 5.0) if setting == "CNN, step 5" else ("MLP", 10.0)
         leads = []
         for at in columns:
-            own = {key: value for key, value in accuracy.items() if key[:2] == (network, at) and key[3] == step}
+            own = {key: value for key, value in accuracy.items() if (key[0], key[2]) == (at, 10.0)}
             means = {
-                tau: np.mean([value for key, value in own.items() if key[2] == tau])
-                for tau in dict.fromkeys(key[2] for key in own if key[2])
+                tau: np.mean([value for key, value in own.items() if key[1] == tau])
+                for tau in dict.fromkeys(key[1] for key in own if key[1])
             }
             best, follows = max(means, key=lambda tau: means[tau]), round(1 / at[0])
             tau = {"the best tau of each column": best, "tau = R_c / R_s": follows}.get(minus)
             words = minus.split()
             tau = int(words[2]) if tau is None else tau
-            of_fixed = float(words[5]) if setting == "own steps" else step
-            leads.append(own[network, at, 0, step, seed] - accuracy[network, at, tau, of_fixed, seed])
+            of_fixed = float(words[5]) if setting == "own steps" else 10.0
+            leads.append(own[at, 0, 10.0, seed] - accuracy[at, tau, of_fixed, seed])
         written = [row for row in rows if (row["setting"], row["minus"], row["seed"]) == (setting, minus, seed)]
         assert [row["target_epsilon"] for row in written] == [*(str(at[1]) for at in columns), "all six"]
         expected = [*leads, np.mean(leads)]

@@ -55,7 +55,11 @@ class TestLines:
 
     def test_names_hold_what_varies_in_the_form_of_the_labels(self):
         names = list(ask(["--shape", "square", "--grid", "widths=8 4,16,", "step_size=theory,0.25,1"]).rows)
-        assert names == ["square, step theory, widths 8 4", "square, step 0.25, widths 16", "square, step 1, widths none"]
+        assert names == [
+            "square, step theory, widths 8 4",
+            "square, step 0.25, widths 16",
+            "square, step 1, widths none",
+        ]
         own = EXPERIMENT._replace(name_of=lambda values, varied: f"{values['rounds']} of {' '.join(varied)}")
         assert list(request(own, {"shape": "circle"}, ({"rounds": (1, 2)},)).rows) == ["1 of rounds", "2 of rounds"]
 

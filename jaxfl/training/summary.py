@@ -331,6 +331,7 @@ def write_results(
 
     Guarantees:
         - resumed equals uninterrupted, byte for byte, but for the last column, the seconds that the rounds took.
+        - no two columns have one name: an option named like another column is option_NAME.
     """
     last = {(line["case"], line["seed"]): line for line in lines}
     metrics = list(dict.fromkeys(name for lane in lanes for name in last.get(lane, ())))[3:]
@@ -341,7 +342,9 @@ def write_results(
     }
     stated_bounds = {statement["bound"] for statements in stated.values() for statement in statements}
     bounds = [bound for bound in _BOUNDS if bound in stated_bounds]
-    header = ["case", "seed", *options, "status", "rounds", *metrics]
+    own = {"case", "seed", "status", "rounds", "reason", "seconds", *metrics}
+    columns = [f"option_{name}" if name in own else name for name in options]
+    header = ["case", "seed", *columns, "status", "rounds", *metrics]
     header += [f"{bound}_{name}" for bound in bounds for name in _EPSILON] + ["reason", "seconds"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

@@ -98,6 +98,12 @@ def test_results_have_a_row_a_case_and_seed(swept):
     assert all(row["seconds"] >= 0 for row in rows)
 
 
+def test_an_option_named_like_a_column_has_a_column_of_its_own(tmp_path):
+    train_toy(tmp_path, {"A": toy_case(num_rounds=5, seeds=(0,), settings={"case": 7, "rounds": 9, "width": 2})})
+    (row,) = read_results(tmp_path)
+    assert (row["case"], row["option_case"], row["rounds"], row["option_rounds"], row["width"]) == ("A", 7, 5, 9, 2)
+
+
 def test_results_say_which_epsilon_on_what_ground(tmp_path):
     def statements(rounds):
         facts = {"dp_delta": 1e-5, "neighboring_relation": "zero_out"}

@@ -342,10 +342,10 @@ def write_results(
     }
     stated_bounds = {statement["bound"] for statements in stated.values() for statement in statements}
     bounds = [bound for bound in _BOUNDS if bound in stated_bounds]
-    own = {"case", "seed", "status", "rounds", "reason", "seconds", *metrics}
-    columns = [f"option_{name}" if name in own else name for name in options]
-    header = ["case", "seed", *columns, "status", "rounds", *metrics]
-    header += [f"{bound}_{name}" for bound in bounds for name in _EPSILON] + ["reason", "seconds"]
+    ending = ["status", "rounds", *metrics, *(f"{bound}_{name}" for bound in bounds for name in _EPSILON)]
+    ending += ["reason", "seconds"]
+    columns = [f"option_{name}" if name in ("case", "seed", *ending) else name for name in options]
+    header = ["case", "seed", *columns, *ending]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)

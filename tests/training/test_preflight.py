@@ -182,7 +182,7 @@ class TestTraining:
         made = toy_case(toy_algorithm(TASK, table_width=5000), num_rounds=5)
         cases = {name: made._replace(seeds=seeds) for name, seeds in (("A", (0, 1)), ("B", (2, 3, 4)))}
         train_toy(tmp_path / "together", cases)
-        monkeypatch.setattr(memory, "available_bytes", lambda: 3.0 * MEGABYTE)
+        monkeypatch.setattr(memory, "available_bytes", lambda: (1 + CHECKPOINT_SHARE) * MEGABYTE)
         train_toy(tmp_path / "passes", cases)
         passes = read_run(tmp_path / "passes").passes
         assert [len(one.lanes) for one in passes] == [2, 2, 1]

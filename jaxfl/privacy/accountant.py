@@ -8,6 +8,7 @@ gradient tracking are such families. An epsilon never comes without its bound, i
 
 from __future__ import annotations
 
+import decimal
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, cast
@@ -22,6 +23,7 @@ UNCLIPPED = "Gradients are not clipped, so one sample can change a release by an
 SILENT = "No noise is added, so the releases are not private."
 _PRECISION = 2e-4  # relative, of a noise
 _MAX_DOUBLINGS = 100
+_DIGITS = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
 
 
 class Bound(NamedTuple):
@@ -176,7 +178,7 @@ def calibrate(
 
 
 def smallest_noise(epsilon_of: Callable[[float], float], target_epsilon: float, guess: float) -> float:
-    """Smallest noise whose epsilon is at most the target, to 0.1 % and never below it.
+    """Smallest noise whose epsilon is at most the target, to 0.1 % and never below it, in six digits.
 
     Args:
         epsilon_of: noise > 0 -> epsilon, falling, toward 0 for large noise.
@@ -211,10 +213,20 @@ def smallest_noise(epsilon_of: Callable[[float], float], target_epsilon: float, 
         found = f"epsilon is {epsilon_of(math.exp(high)):g} at noise {math.exp(high):g}"
         raise ArgumentError("target_epsilon", "must be met by some noise", found, "Pass a larger dp_delta.")
     log_noise = cast(float, scipy.optimize.brentq(excess, low, high, xtol=_PRECISION / 2))
-    # The root is good to xtol on either side.
-    while excess(log_noise) > 0:
-        log_noise += _PRECISION / 2
-    return math.exp(log_noise)
+    noise = in_digits(math.exp(log_noise))
+    while epsilon_of(noise) > target_epsilon:  # the root is good to xtol on either side
+        noise = in_digits(noise * (1 + _PRECISION / 2))
+    return noise
+
+
+def in_digits(noise: float) -> float:
+    """Round a noise up to six digits: it enters a run's key, and machines may find other last bits.
+
+    Examples:
+        >>> in_digits(1.23456700001), in_digits(0.5)
+        (1.23457, 0.5)
+    """
+    return float(_DIGITS.create_decimal_from_float(noise))
 
 
 def most_rounds(epsilons_of: Sequence[Callable[[int], float]], target_epsilon: float, limit: int) -> int:

@@ -169,7 +169,7 @@ def calibrate_noise_std(
             guesses.append(guess)
     if bound == "published" and num_rounds and cast(Published, accountant.published).inverse:
         # So that rounding does not overspend.
-        return max(epsilon_of(1.0) for epsilon_of in searches) / target_epsilon * (1 + 1e-12)
+        return verbs.in_digits(max(epsilon_of(1.0) for epsilon_of in searches) / target_epsilon * (1 + 1e-12))
     return verbs.calibrate(searches, target_epsilon, guesses)
 
 

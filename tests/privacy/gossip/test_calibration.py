@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jaxfl.core import ArgumentError
+from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import most_rounds, smallest_noise
 from jaxfl.privacy.gossip import (
     A_DP2_SGD,
@@ -53,6 +54,19 @@ def test_any_guess_leads_there(guess):
 def test_an_epsilon_that_jumps():
     found = smallest_noise(lambda noise: math.inf if noise < 1 else 0.0, 3.0, 0.1)
     assert 1.0 <= found <= 1.001
+
+
+@pytest.mark.parametrize("bound", ["proven", "published"])
+def test_a_machine_with_other_last_bits_finds_the_same_noise(bound, monkeypatch):
+    """Noise is part of a run's key: with other last digits a run would have other random numbers."""
+
+    def found(error):
+        true = verbs.epsilon
+        with monkeypatch.context() as patch:
+            patch.setattr(verbs, "epsilon", lambda *account: true(*account) * (1 + error))
+            return calibrate_noise_std(PRIVSGP_VR, bound, TABLE, 1000, **BUDGET)
+
+    assert found(0.0) == found(1e-11) == found(-1e-11)
 
 
 def test_no_noise_may_be_enough():

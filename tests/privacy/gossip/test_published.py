@@ -36,7 +36,7 @@ def test_noise_of_equation_11(num_rounds, expected):
     found = calibrate_noise_std(PRIVSGP_VR, "published", paper, num_rounds, target_epsilon=3.0, dp_delta=1e-5)
     assert found == pytest.approx(expected, abs=1e-5)
     back = epsilon(PRIVSGP_VR, "published", paper._replace(noise_std=found), num_rounds, dp_delta=1e-5)
-    assert back == pytest.approx(3.0, rel=1e-9)
+    assert 3.0 * (1 - 1e-5) <= back <= 3.0
 
 
 def test_it_minimizes_10_with_the_noise_of_11_inserted():

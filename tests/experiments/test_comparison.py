@@ -129,9 +129,6 @@ def test_options_are_those_of_the_comparison_on_every_data_set():
         theirs = flat(_row(METHODS[method], row).config)
         assert {name: theirs[name] for name in changes} == changes
     assert flat(_row(METHODS["ALI-DPFL"], next(iter(asked("ALI-DPFL").rows.values()))).config)["kappa"] == 30.0
-    for method in ("DP-GT", "noisy-states"):  # the option's default is the scheme's
-        theirs = next(iter(request(METHODS[method].experiment, {"method": method, "scheme": "S2"}).rows.values()))
-        assert flat(theirs.config)["state_mixing"] == flat(COMPARISON.base)["state_mixing"] == 0.1
     refused(lambda: asked("PrivSGP", state_mixing=0.5), "state_mixing")
 
 

@@ -55,7 +55,7 @@ class Learning:
     """Bound on each sample's gradient in the L2 norm."""
     state_mixing: float = traced(1.0)
     """Mixing step alpha of DP-GT and noisy-states: a node moves its state by alpha times the weighted differences from
-    what it hears. With 1 the new state is their weighted mean, which was best on digits; scheme S2 has 0.1."""
+    what it hears. With 1 the new state is the weighted mean, which was best on digits; scheme S2 has 0.1."""
     local_steps: int = 3
     """Iterations of a client in a round, of methods with a server; ALI-DPFL divides as many over its rounds."""
     kappa: float = traced(30.0)

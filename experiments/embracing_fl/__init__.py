@@ -5,11 +5,10 @@
     python -m experiments.embracing_fl --preset table3 --data-dir DIR               # a table of the paper
     python -m experiments.embracing_fl --grid case=7,9 --grid step_size=0.05,0.1    # a sweep
     python -m experiments.embracing_fl --preset sizes                               # Tables 1 and 10
-    python -m experiments.embracing_fl --collect runs/embracing_fl/* --out DIR      # tables and pictures of many runs
 
 Before it trains it prints the clients of each class, their capacity and the seconds that a round takes on a phone. It
 leaves lines of measurements, summary.json (capacity, bits sent and received, rounds to a target beside the usual), and
-pictures in the run directory.
+a picture in the run directory. `python -m jaxfl report RUN RUN` sets several runs on one page.
 
 Lee, Zhang, Prakash, Niu, Avestimehr, "Embracing Federated Learning: Enabling Weak Client Participation via Partial
 Model Training".
@@ -20,7 +19,7 @@ from jaxfl.frame import Experiment
 from .defaults import BASELINES, DATASETS, DERIVED, name_of
 from .methods import CLASSES
 from .options import Configuration
-from .prepare import finish, prepare, run_or_report
+from .prepare import finish, prepare, run_or_show
 from .presets import PRESETS
 
 EXPERIMENT = Experiment(
@@ -46,5 +45,5 @@ EXPERIMENT = Experiment(
     finish=finish,
     baselines=BASELINES,
     columns=("test_accuracy", "test_loss", "train_loss", "rounds_to_target"),
-    run=run_or_report,
+    run=run_or_show,
 )

@@ -15,6 +15,15 @@ from jaxfl.core.tasks import cross_entropy
 from jaxfl.frame import Choice
 
 NARROW = ("width_reduction", "ordered_dropout")
+TITLES = {
+    "embracing": "EmbracingFL",
+    "width_reduction": "width reduction",
+    "ordered_dropout": "FjORD",
+    "first_half": "first half",
+    "random_blocks": "random blocks",
+    "fed_avg": "FedAvg, strong alone",
+    "alone": "alone",
+}
 CLASSES = ("strong", "moderate", "weak")
 
 
@@ -108,7 +117,7 @@ def shared_out(num_active: int, counts: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(whole + (number in first) for number, (whole, _) in enumerate(shares))
 
 
-def label_of(case: int | None, counts: tuple[int, ...], joint: str = " ") -> str:
+def label_of(case: int | None, counts: tuple[int, ...]) -> str:
     """The participants in words.
 
     Examples:
@@ -116,7 +125,7 @@ def label_of(case: int | None, counts: tuple[int, ...], joint: str = " ") -> str
         ('case 7', '4 strong 28 weak')
     """
     parts = [f"{count} {name}" for count, name in zip(counts, CLASSES, strict=True) if count]
-    return joint.join(parts) if case is None else f"case {case}"
+    return " ".join(parts) if case is None else f"case {case}"
 
 
 def decayed(step_size: float | Array, rounds: tuple[int, ...]) -> float | Array | Callable[[Array], Array]:

@@ -198,8 +198,6 @@ class Report:
 
     show: Literal["training", "sizes", "timing"] = unsaved("training")
     """sizes: print Tables 1 and 10 as counted here, timing: Table 8 for the device profile. Neither trains."""
-    collect: tuple[str, ...] = unsaved(())
-    """Train nothing: set these run directories beside the paper's numbers, in the directory of --out if it is given."""
 
 
 @dataclasses.dataclass(frozen=True)

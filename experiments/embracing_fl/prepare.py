@@ -1,4 +1,4 @@
-"""Cases from options of experiments.embracing_fl, additions to the summary of runs, and reports in place of a run."""
+"""Cases from options of experiments.embracing_fl, additions to the summary of runs, and counts in place of a run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,6 @@ from jaxfl.training.summary import rounds_to_target, spread
 from .costs import class_costs, cost_lines, described, sizes_table, timing_table
 from .defaults import check_config
 from .options import Configuration
-from .pictures import plot_added, plot_curves, plot_gaps
-from .results import COMPARED, read_results
-from .tables import markdown
 
 MOST_TOLD = 14  # most cases of a grid that are described one by one
 
@@ -63,7 +60,7 @@ def cases_of_clients(rows: Mapping[str, Row], algorithm: Callable[[Any], Algorit
 
 
 def finish(finished: Finished) -> Sequence[Path]:
-    """Add to the summary what clients cost and in which round targets were reached; draw accuracy by comparison."""
+    """Add to the summary what clients cost and in which round targets were reached."""
     metrics = finished.run.read_metrics()
     for name, row in finished.rows.items():
         entry, target = finished.summary["cases"][name], row.config.learning.target_accuracy
@@ -72,14 +69,7 @@ def finish(finished: Finished) -> Sequence[Path]:
             lines = [line for line in metrics if line["case"] == name]
             entry["target_accuracy"] = target
             entry["rounds_to_target"] = spread(rounds_to_target(lines, row.seeds, target))
-    if {name for row in finished.rows.values() for name in row.settings} - {*COMPARED}:
-        return []  # a sweep has no such pictures
-    plots = finished.run.path / "plots"
-    plots.mkdir(exist_ok=True)
-    x = next(iter(finished.rows.values())).config.run.x
-    results = read_results([str(finished.run.path)])
-    compared = [result for result in results if not finished.rows[result.name].baseline]
-    return [plot_curves(compared, plots / "cases.png", x)]
+    return ()
 
 
 def _description(rows: Mapping[str, Row]) -> list[str]:
@@ -103,32 +93,14 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
     ]
 
 
-def run_or_report(request: Request) -> int:
-    """Train, or print what --show and --collect request; returns the exit code."""
-    report, batch_size = request.config.report, request.config.steps.batch_size
-    if report.collect:
-        _collect(report.collect, request.config.run.out)
-    elif report.show == "sizes":
+def run_or_show(request: Request) -> int:
+    """Train, or print what --show requests; returns the exit code."""
+    show, batch_size = request.config.report.show, request.config.steps.batch_size
+    if show == "sizes":
         Console(markup=False).print(sizes_table())
-    elif report.show == "timing":
+    elif show == "timing":
         check.at_least(1, batch_size=batch_size)
         Console(markup=False).print(timing_table(batch_size))
     else:
         return run(request)
     return 0
-
-
-def _collect(directories: Sequence[str], out: str | None) -> None:
-    """Tables and pictures of several runs."""
-    results = read_results(directories)
-    text = markdown(results)
-    print(text)
-    if out is None:
-        return
-    directory = Path(out).expanduser()
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "tables.md").write_text(text)
-    pictures = {"curves.png": plot_curves, "gaps.png": plot_gaps, "added.png": plot_added}
-    paths = [plot(results, directory / name) for name, plot in pictures.items()]
-    files = [directory / "tables.md", *(path for path in paths if path is not None)]
-    Console(markup=False).print(f"Written: {', '.join(map(str, files))}", soft_wrap=True)

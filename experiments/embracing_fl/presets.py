@@ -17,10 +17,7 @@ from . import paper
 
 _SEEDS = {"seed": (0, 1, 2)}
 _BOTH, _NORMS = {"method": ("width_reduction", "embracing")}, {"batch_norm": ("static", "global")}
-_TARGETS = {
-    "case": tuple(paper.ROUNDS_TO_TARGET),
-    "target_accuracy": tuple(target / 100 for target, _, _ in paper.ROUNDS_TO_TARGET.values()),
-}
+_TARGETS = {"case": tuple(paper.TARGETS), "target_accuracy": tuple(paper.TARGETS.values())}
 
 
 def _added(strong: int, *weak: int) -> tuple[Axis, ...]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.embracing_fl.tables import TITLES
+from experiments.embracing_fl.methods import TITLES
 from jaxfl.core import ArgumentError
 from jaxfl.privacy.statements import RELATIONS, rounded_up
 

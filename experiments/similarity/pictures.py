@@ -8,15 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxfl.analysis.plots import Panel, line_style, read_lines, run_title, seeds_curve, style_axes
+from jaxfl.analysis.plots import (
+    Panel,
+    draw_curve,
+    line_style,
+    new_figure,
+    read_lines,
+    run_title,
+    save_picture,
+    seeds_curve,
+    style_axes,
+)
 from jaxfl.frame import Finished
 
-from ..embracing_fl.pictures import BAND, draw_curve, new_figure, save_picture
 from .options import STATISTICS, metric_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_BAND = "line: mean over seeds, band: smallest to largest"
 Curves = Mapping[str, tuple[str, str]]
 """Name of a curve -> (line, layer)."""
 
@@ -41,7 +51,7 @@ def finish(finished: Finished) -> list[Path]:
     paths = []
     for form, panels in forms.items():
         figure, handles = _draw(lines, panels, first.steps.local_steps)
-        note = BAND if len(finished.summary["seeds"]) > 1 else "one seed"
+        note = _BAND if len(finished.summary["seeds"]) > 1 else "one seed"
         paths.append(save_picture(figure, directory / "plots" / f"{form}.png", title, handles, note, 5))
     return paths
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy import clients, gossip, tracking
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_up, statement_text
 
@@ -123,22 +122,16 @@ def _local_steps(estimates: bool) -> Method:
 
     def least(asked: argparse.Namespace, released: Releases, relation: str | None) -> float:
         settings = {"bound": asked.bound, "dp_delta": asked.delta, "neighboring_relation": relation}
-        kinds = sorted(set(released), key=lambda one: one.num_samples)
-
-        def epsilon_of(one: clients.ClientRelease) -> Callable[[float], float]:
-            return lambda noise: clients.epsilon(one._replace(noise_multiplier=noise), *counts(asked), **settings)
-
-        rates = [one.batch_size / one.num_samples for one in kinds]
-        guesses = [verbs.noise_guess(rate, counts(asked)[0], asked.delta, asked.target) for rate in rates]
-        _refuse_estimates(asked, [epsilon_of(one) for one in kinds] if estimates else [])
-        return verbs.calibrate([epsilon_of(one) for one in kinds], asked.target, guesses)
+        if estimates:
+            silent = {one._replace(noise_multiplier=1e6) for one in released}
+            _refuse_estimates(asked, max(clients.epsilon(one, *counts(asked), **settings) for one in silent))
+        return clients.calibrate_noise_multiplier(released, *counts(asked), target_epsilon=asked.target, **settings)
 
     return Method(releases, statements, least, "a client's sum of gradients")
 
 
-def _refuse_estimates(asked: argparse.Namespace, epsilons_of: Sequence[Callable[[float], float]]) -> None:
-    """Refuse a target that estimates alone exceed: no noise on gradients meets it."""
-    alone = max((epsilon_of(1e6) for epsilon_of in epsilons_of), default=0.0)
+def _refuse_estimates(asked: argparse.Namespace, alone: float) -> None:
+    """Refuse a target that estimates `alone` exceed: no noise on gradients meets it."""
     if alone > asked.target:
         requirement = f"must leave {asked.rounds} estimates of constants within {asked.target:g}"
         found = f"got {asked.constants_noise:g}, with which they alone cost {rounded_up(alone, 4)}"

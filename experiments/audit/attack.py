@@ -18,7 +18,7 @@ from jaxfl.core.tree import num_bytes
 from jaxfl.data.tables import short_name
 from jaxfl.frame import Request, Row, lay
 from jaxfl.frame.options import text_of
-from jaxfl.frame.run import check_seeds, new_run_directory, saved_options
+from jaxfl.frame.run import new_run_directory, saved_options
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy
 from jaxfl.privacy.audit_mechanism import POWER, Check, noise_of_layers
@@ -67,7 +67,6 @@ class Ready(NamedTuple):
 
 def run(request: Request) -> int:
     """Audit all cases and seeds; returns the exit code: 1 for a violation."""
-    check_seeds(request)
     for row in request.rows.values():
         check_config(row.config)
     require_jax_privacy()

@@ -36,7 +36,6 @@ from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
 from jaxfl.privacy import clients
-from jaxfl.privacy.accountant import calibrate, noise_guess
 from jaxfl.privacy.audit import Canaries, with_canaries
 from jaxfl.privacy.client_audit import with_client_canaries
 
@@ -157,14 +156,8 @@ def _ali_claimed(config: Configuration) -> tuple[float, privacy.Statement]:
         estimate_noise_multiplier=_CONSTANTS_NOISE,
     )
     counts = (iterations, _ali_rounds(iterations))
-
-    def epsilon_of(multiplier: float) -> float:
-        with_noise = release._replace(noise_multiplier=multiplier)
-        return clients.epsilon(with_noise, *counts, bound="proven", dp_delta=claim.dp_delta)
-
-    rate = release.batch_size / release.num_samples
-    guess = noise_guess(rate, iterations, claim.dp_delta, claim.target_epsilon)
-    multiplier = calibrate([epsilon_of], claim.target_epsilon, [guess])
+    target = {"target_epsilon": claim.target_epsilon, "dp_delta": claim.dp_delta}
+    multiplier = clients.calibrate_noise_multiplier([release], *counts, bound="proven", **target)
     statements = clients.statements([release._replace(noise_multiplier=multiplier)], *counts, dp_delta=claim.dp_delta)
     (proven,) = (s for s in statements if s.bound == "proven" and s.neighboring_relation == "zero_out")
     return multiplier * learning.clip_norm / release.batch_size, proven

@@ -25,7 +25,6 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -39,13 +38,6 @@ Outputs = Array | np.ndarray
 
 # A share of the variance: directions come from squares, in float32, and are right to within 1e-4 down to here.
 _LEAST_SHARE = 1e-5
-
-
-class PairSimilarity(NamedTuple):
-    """SVCCA of all pairs of m models. Pair number p is (first[p], second[p]) of `numpy.triu_indices(m, 1)`."""
-
-    mean: Array  # (m (m - 1) / 2,), float32, over batches of samples
-    maximum: Array  # (), float32, the largest of these
 
 
 class _Subspace(NamedTuple):
@@ -123,42 +115,6 @@ def svcca_of_pairs(activations: Outputs, num_directions: int = 4) -> Array:
         raise ArgumentError("activations", "must hold at least two models", "got one", "Pass (m, samples, features).")
     _check_directions(num_directions, matrices.shape[1])
     return _of_pairs(matrices, num_directions)
-
-
-def svcca_over_batches(batches: Iterable[Outputs], num_directions: int = 4) -> PairSimilarity:
-    """`svcca_of_pairs` averaged over batches of samples, and its maximum over pairs: one point of figures 1 and 3.
-
-    Args:
-        batches: at least one array as `svcca_of_pairs` takes it, each of the same models; taken one after the other, so
-            that a generator keeps only one in memory.
-        num_directions: k, see `svcca`.
-
-    Returns:
-        Mean over batches of each pair, and the largest of these means.
-
-    Raises:
-        ArgumentError: as `svcca_of_pairs`, no batch, or batches of different numbers of models.
-
-    Guarantees:
-        - the mean over batches comes before the maximum over pairs.
-
-    Examples:
-        >>> batches = jax.random.normal(jax.random.key(0), (2, 3, 50, 6))  # 2 batches, 3 models
-        >>> similarity = svcca_over_batches(batches)
-        >>> similarity.mean.shape, bool(similarity.maximum == similarity.mean.max())
-        ((3,), True)
-    """
-    total, count = None, 0
-    for batch in batches:
-        values = svcca_of_pairs(batch, num_directions)
-        if total is not None and values.shape != total.shape:
-            found = f"got {values.shape[0]} pairs of models in batch {count} and {total.shape[0]} before"
-            raise ArgumentError("batches", "must come from the same models", found, "Pass every model's outputs.")
-        total, count = values if total is None else total + values, count + 1
-    if total is None:
-        raise ArgumentError("batches", "must hold at least one batch", "got none", "Pass outputs on some samples.")
-    mean = total / count
-    return PairSimilarity(mean=mean, maximum=mean.max())
 
 
 @partial(jax.jit, static_argnums=2)

@@ -74,7 +74,6 @@ def run(request: Request) -> int:
         requirement = "must be measured on test samples in a private selection"
         found = f"got {where.rank_by or 'an experiment without such a column'}"
         raise ArgumentError("rank_by", requirement, found, "Choose test_accuracy, for instance.")
-    check_seeds(request)
     secrecy = getattr(request.config, "publication", Publication())
     secrecy.check()
     with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
@@ -298,13 +297,6 @@ def saved_options(request: Request) -> dict[str, Any]:
         values = {key: value for key, value in flat(row.config).items() if kinds[key].saved and value != first[key]}
         cases[name] = {**values, "seeds": row.seeds}
     return {**first, "cases": cases}
-
-
-def check_seeds(request: Request) -> None:
-    """Refuse seeds that lose bits or that no key takes."""
-    for seed in sorted({seed for row in request.rows.values() for seed in row.seeds}):
-        if not 0 <= seed < 2**32:  # a larger seed would lose its upper bits
-            raise ArgumentError("seed", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. --seeds 0 1 2.")
 
 
 def new_run_directory(out: str | None, experiment: str, name: str, *, resume: bool) -> Path:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import refusals
 
-from jaxfl.analysis.svcca import svcca, svcca_of_pairs, svcca_over_batches
+from jaxfl.analysis.svcca import svcca, svcca_of_pairs
 
 SAMPLES, FEATURES = 60, 7
 
@@ -154,17 +154,6 @@ def test_all_8128_pairs_of_128_models_in_one_call():
     assert np.sort(found)[-2] < 0.9
 
 
-def test_the_mean_over_batches_comes_before_the_maximum_over_pairs():
-    # In either batch another pair is equal: every maximum is 1, the largest mean is not.
-    batches = np.stack([normal(0, (3, SAMPLES, FEATURES)), normal(1, (3, SAMPLES, FEATURES))])
-    batches[0, 1], batches[1, 2] = batches[0, 0], batches[1, 0]
-    found = svcca_over_batches(batch for batch in batches)
-    values = np.stack([svcca_of_pairs(batch) for batch in batches])
-    np.testing.assert_allclose(values.max(axis=1), 1.0, atol=1e-5)
-    np.testing.assert_allclose(found.mean, values.mean(axis=0), atol=1e-6)
-    assert found.maximum == np.asarray(found.mean).max() < 0.8
-
-
 def test_half_precision_is_compared_in_float32():
     first, second = (jnp.asarray(normal(seed)).astype(jnp.bfloat16) for seed in (0, 1))
     found = svcca(first, second)
@@ -182,7 +171,5 @@ test_bad_arguments_are_named = refusals(
         (lambda: svcca(normal(0)[:5], normal(1)[:5]), "num_directions"),
         (lambda: svcca_of_pairs(normal(0)), "activations"),
         (lambda: svcca_of_pairs(normal(0)[None]), "activations"),
-        (lambda: svcca_over_batches([]), "batches"),
-        (lambda: svcca_over_batches([normal(0, (count, SAMPLES, FEATURES)) for count in (3, 5)]), "batches"),
     ]
 )

@@ -1,14 +1,12 @@
 """ali_dpfl: iterations and rounds of a budget, statements of what ran, tau; test_every_experiment.py has the rest."""
 
 import contextlib
-import csv
 import io
 import json
 import re
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -16,16 +14,13 @@ from helpers import leave_undrawn
 from run_files import run_lines
 
 from experiments.ali_dpfl import EXPERIMENT
-from experiments.ali_dpfl.paper import ACCURACIES
-from experiments.ali_dpfl.pictures import write_paper
 from experiments.ali_dpfl.prepare import prepare
 from experiments.ali_dpfl.spending import release_of, rounds_of, settled
 from jaxfl.core import ArgumentError
-from jaxfl.frame import Finished, main
+from jaxfl.frame import main
 from jaxfl.frame.command_line import parse
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients import WITHOUT_NOISE
-from jaxfl.training import RunDirectory
 
 ALI, PRIVATE, FIXED = "ALI-DPFL, as_published", "ALI-DPFL, private", "DPFL"
 SMALL = (
@@ -118,17 +113,6 @@ class TestBudget:
         assert counts("--preset table4", sizes) == {
             **{(2.75, 0.2): (770, 154), (3.25, 0.2): (1119, 224), (3.75, 0.2): (1537, 308)}
         }
-
-    def test_every_accuracy_of_the_paper_has_a_line(self):
-        places = {
-            (config.learning.round_ratio, config.budget.target_epsilon, steps)
-            for preset in ("table2", "table3", "table4")
-            for config in (line.config for line in lines_of(f"--preset {preset}").values())
-            for steps in [0 if config.learning.method == "ALI-DPFL" else config.learning.local_steps]
-        }
-        assert {place[1:] for place in ACCURACIES} == places
-        assert len(ACCURACIES) == 2 * len(places) == 144
-        assert ACCURACIES["cifar10", 0.2, 3.75, 0] == 57.25
 
     def test_clients_of_their_own_sizes_by_default(self):
         """The smallest pays most, and the proven bound allows more iterations."""
@@ -259,14 +243,3 @@ class TestSteps:
 def _sizes(line):
     data_of = line.config.clients.data(line.config.data)
     return np.concatenate([data_of(seed).sizes for seed in line.seeds]).tolist()
-
-
-def test_the_papers_accuracies_stand_beside_those_of_a_run(finished, tmp_path, monkeypatch):
-    """For the lines that its tables have."""
-    monkeypatch.setitem(ACCURACIES, ("digits", 0.2, 4.0, 6), 12.5)
-    place = cast(RunDirectory, SimpleNamespace(path=tmp_path))
-    write_paper(Finished(place, finished.summary(), lines_of(RUN), None))
-    with open(tmp_path / "paper.csv", encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
-    assert (row["case"], float(row["paper"])) == (FIXED, 0.125)
-    assert float(row["test_accuracy"]) == finished.summary()["cases"][FIXED]["test_accuracy"]["mean"]

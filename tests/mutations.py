@@ -88,7 +88,6 @@ jaxfl/channel/quantize.py: bias = 2 ** (exponent_bits - 1) - 1 => bias = 2 ** (e
 jaxfl/channel/links.py: num_nodes, (num_nodes,)).T => num_nodes, (num_nodes,))
 [tests/channel/test_wireless.py]
 jaxfl/channel/wireless.py: (radius_m * jnp.sqrt(share)) => (radius_m * share)
-jaxfl/channel/wireless.py: order * at_rim**-order => order * at_rim**order
 [tests/channel/test_ledger.py]
 jaxfl/channel/ledger.py: + 2 * work.backward.operations => + work.backward.operations
 [tests/channel/test_energy.py]

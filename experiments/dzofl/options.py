@@ -144,7 +144,6 @@ class Configuration:
         radio = channel.Radio(
             bits_per_second=costs.uplink_bits_per_second,
             power_dbm=costs.transmit_dbm,
-            slot_seconds=costs.slot_seconds,
             bandwidth_hz=links.bandwidth_hz,
             noise_dbm_per_hz=links.noise_dbm_per_hz,
             path_loss_db=links.path_loss_db,

@@ -203,7 +203,7 @@ def ledger(
         energy: of passes; default DZOFL's device.
         operations_per_second: of a node; 4e9 is one operation per cycle at 4 GHz.
         uplink_bits_per_second, downlink_bits_per_second: of a node's link. An infinite rate takes no time.
-        slot_seconds: the least airtime of a message, as in `airtime_seconds`. Default: a slot of 5G.
+        slot_seconds: the least airtime of a message. Default: a slot of 5G.
         transmit_dbm: power while sending, in dBm. Default 0.2 W, the maximum of a 5G handset of power class 3.
         downlink_watts: power at the base station, and at the node, while the node is sent to. Default: not charged.
 

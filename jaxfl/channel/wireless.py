@@ -1,20 +1,18 @@
-"""Wireless links of devices in a cell: success probability, time on the air and energy of a message.
+"""Wireless links of devices in a cell: places of devices, and the probability that a message arrives.
 
 With P the transmit power, N_0 the noise in a hertz, W the bandwidth of a device, R its rate and r its distance:
 
     path loss     L(r) = 128.1 + 37.6 log10(r / 1 km) dB
     SNR           P - L(r) - (N_0 + 10 log10 W) dB, its mean over the fading
     success       p = P(W log2(1 + SNR |h|^2) >= R) = exp(-(2^(R / W) - 1) / SNR), Rayleigh fading: |h|^2 is Exp(1)
-    mean success  p averaged over a disc: r^2 uniform on [0, radius^2]
-    airtime       max(bits / R, one slot) / p: a lost message is sent again under new fading until it arrives
 
-The mean airtime is the same whether a message is sent again in parts or as a whole: every bit is sent 1 / p times.
+Under new fading a message that is sent until it arrives is sent 1 / p times in the mean, in parts or as a whole.
 
 Messages of farther devices arrive less often. A server that weights the |S| of N messages that arrive by N / |S|
 assumes one p for all: with the success probabilities of these distances its sum is biased towards nearby devices.
 
 Sources of the numbers: DZOFL's paper (below) gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading,
-and in the example of section III 10 Mbit/s and a slot of 0.125 ms. The law of path loss (3GPP TR 36.814, annex A: a
+and in the example of section III 10 Mbit/s. The law of path loss (3GPP TR 36.814, annex A: a
 large cell at 2 GHz) and the power of 23 dBm (LTE phones) are chosen here: the paper says "a standard channel model". At
 10 Mbit/s p is 0.476 on the rim and 0.791 in the mean of the disc.
 
@@ -47,7 +45,6 @@ class Radio(NamedTuple):
     noise_dbm_per_hz: float | Array = -173.0  # N_0
     path_loss_db: float | Array = 128.1  # at 1 km
     path_loss_exponent: float | Array = 3.76  # 37.6 dB for ten times the distance
-    slot_seconds: float | Array = 0.125e-3  # the shortest time on the air
 
 
 def disc_positions(key: Key, num_nodes: int, radius_m: float | Array = RADIUS_M) -> Array:
@@ -138,82 +135,6 @@ def success_probability(distance_m: float | Array, radio: Radio) -> Array:
         [0.47607, 0.93069, 0.99013, 0.99891]
     """
     return jnp.exp(-_threshold(radio) / mean_snr(distance_m, radio))
-
-
-def mean_success(radio: Radio, radius_m: float | Array = RADIUS_M) -> Array:
-    """Mean success probability of a disc: integral of 2 r p(r) / radius^2 from 0 to the radius.
-
-    Args:
-        radio: the link.
-        radius_m: of the disc, meters.
-
-    Returns:
-        (), float32, in [0, 1].
-
-    Raises:
-        ArgumentError: a number out of range.
-
-    Guarantees:
-        - the mean of `success_probability` over `disc_positions`.
-
-    Examples:
-        >>> [round(float(mean_success(Radio(rate))), 3) for rate in (10e6, 4e6, 1e6)]
-        [0.791, 0.976, 0.997]
-    """
-    check.positive(radius_m=radius_m)
-    # p(r) = exp(-c (r / radius)^a), so that the integral is an incomplete gamma function.
-    order = 2 / _float32(radio).path_loss_exponent
-    at_rim = _threshold(radio) / mean_snr(radius_m, radio)
-    return order * at_rim**-order * jax.scipy.special.gammainc(order, at_rim) * jnp.exp(jax.lax.lgamma(order))
-
-
-def airtime_seconds(bits: float | Array, success: float | Array, radio: Radio) -> Array:
-    """Mean seconds on the air until a message has arrived, lost transmissions included.
-
-    Args:
-        bits: of the message; `bits = d M` for d numbers of M bits. A message smaller than a slot takes one slot.
-        success: probability p of one transmission, in the shape of the bits or (): 1 where nothing is sent again.
-        radio: the link.
-
-    Returns:
-        max(bits / R, slot) / p, float32 seconds; infinite where p is 0, and 0 where there are no bits.
-
-    Raises:
-        ArgumentError: a number out of range.
-
-    Examples:
-        >>> radio, d = Radio(), 45_362
-        >>> round(float(airtime_seconds(16 * d, 1.0, radio)), 5), round(float(airtime_seconds(16, 1.0, radio)), 6)
-        (0.07258, 0.000125)
-    """
-    check.non_negative(bits=bits)
-    check.probability(success=success)
-    radio = _float32(radio)
-    bits = jnp.asarray(bits, jnp.float32)
-    once = jnp.maximum(bits / radio.bits_per_second, radio.slot_seconds)
-    return jnp.where(bits > 0, once / jnp.asarray(success, jnp.float32), 0.0)
-
-
-def transmit_joules(seconds: float | Array, radio: Radio) -> Array:
-    """Energy of sending for some time, from the transmit power alone: without amplifier losses and reception.
-
-    Args:
-        seconds: on the air, any shape.
-        radio: the link.
-
-    Returns:
-        float32 joules, in the shape of the seconds.
-
-    Raises:
-        ArgumentError: a number out of range.
-
-    Examples:
-        >>> round(1e3 * float(transmit_joules(0.0725792, Radio())), 2)  # a model of 45,362 numbers of 16 bits: 14.48 mJ
-        14.48
-    """
-    check.non_negative(seconds=seconds)
-    radio = _float32(radio)
-    return 10 ** ((radio.power_dbm - 30) / 10) * jnp.asarray(seconds, jnp.float32)
 
 
 def _threshold(radio: Radio) -> Array:

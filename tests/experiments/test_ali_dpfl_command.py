@@ -73,17 +73,6 @@ class Ended(NamedTuple):
         return [line for line in lines if (line["case"], line["seed"]) == (case, seed)]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A folder for compiled programs, so that every program is compiled once."""
-    return f"--compilation-cache {tmp_path_factory.mktemp('programs')}"
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    leave_undrawn(monkeypatch)
-
-
 def run(arguments, folder):
     """A finished command."""
     with contextlib.redirect_stdout(io.StringIO()) as printed, pytest.MonkeyPatch.context() as patch:
@@ -94,9 +83,9 @@ def run(arguments, folder):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, cache):
+def finished(tmp_path_factory):
     """ALI-DPFL with both estimates and DPFL, two seeds, clients of different sizes."""
-    return run(f"{RUN} {cache}", tmp_path_factory.mktemp("ali_dpfl") / "run")
+    return run(RUN, tmp_path_factory.mktemp("ali_dpfl") / "run")
 
 
 class TestBudget:

@@ -228,15 +228,6 @@ def save_figure(figure: Figure, path: Path) -> Path:
     return path
 
 
-def save_picture(
-    figure: Figure, path: Path, title: str, handles: Mapping[str, Any], note: str, num_columns: int
-) -> Path:
-    """Write a picture with a title and one legend in small letters; returns its path."""
-    figure.suptitle(title, fontsize=11)
-    legend_below(figure, handles, [note], num_columns, fontsize=8)
-    return save_figure(figure, path)
-
-
 def wrapped_notes(notes: Sequence[str], width: float) -> list[str]:
     """The notes in lines that fit a figure of this width in inches at 8 points."""
     return [line for note in notes for line in textwrap.wrap(note, int(width * 14.5))]

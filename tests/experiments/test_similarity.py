@@ -71,7 +71,7 @@ def test_what_a_run_leaves(finished):
     row = json.loads((folder / "summary.json").read_text())["cases"]["nothing"]
     last = [line for line in lines if line["case"] == "nothing"][-1]
     assert row["svcca_maximum_dense_4"]["per_seed"] == [last["svcca_maximum_dense_4"]]
-    assert {path.name for path in (folder / "plots").iterdir()} >= {"layers.png", "schemes.png", "training.png"}
+    assert {path.name for path in (folder / "plots").iterdir()} >= {"layers.png", "training.png"}
     assert "60 samples over 3 clients (dirichlet 0.1), mlp of 598 parameters; compared: dense_1 dense_4" in printed
     assert printed.count("svcca") == 2, "a column a layer"
 

@@ -156,8 +156,9 @@ def _ali_claimed(config: Configuration) -> tuple[float, privacy.Statement]:
         estimate_noise_multiplier=_CONSTANTS_NOISE,
     )
     counts = (iterations, _ali_rounds(iterations))
-    target = {"target_epsilon": claim.target_epsilon, "dp_delta": claim.dp_delta}
-    multiplier = clients.calibrate_noise_multiplier([release], *counts, bound="proven", **target)
+    multiplier = clients.calibrate_noise_multiplier(
+        [release], *counts, target_epsilon=claim.target_epsilon, bound="proven", dp_delta=claim.dp_delta
+    )
     statements = clients.statements([release._replace(noise_multiplier=multiplier)], *counts, dp_delta=claim.dp_delta)
     (proven,) = (s for s in statements if s.bound == "proven" and s.neighboring_relation == "zero_out")
     return multiplier * learning.clip_norm / release.batch_size, proven

@@ -163,7 +163,7 @@ LINKS = {
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize(("links", "num_directions"), zip(LINKS, [1, 2, 1], strict=True))
+@pytest.mark.parametrize(("links", "num_directions"), [*zip(LINKS, [1, 2, 1], strict=True)])
 @pytest.mark.quick_cases(1)
 def test_the_expected_step_on_a_quadratic_is_a_gradients(links, num_directions):
     """2 n alpha gamma / d times the gradient of the mean loss, within 3 standard errors; 1.1 times that is not."""

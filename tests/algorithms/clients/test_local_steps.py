@@ -87,7 +87,7 @@ FEWER = {
 }
 
 
-@pytest.mark.parametrize(("case", "kind"), zip(FEWER, [private, learner, private], strict=True))
+@pytest.mark.parametrize(("case", "kind"), [*zip(FEWER, [private, learner, private], strict=True)])
 @pytest.mark.quick_cases(1)
 def test_a_number_of_steps_equals_that_many_steps(case, kind):
     """Two of six, against local steps that are two: parameters, losses and counts."""

@@ -12,9 +12,9 @@ Messages of farther devices arrive less often. A server that weights the |S| of 
 assumes one p for all: with the success probabilities of these distances its sum is biased towards nearby devices.
 
 Sources of the numbers: DZOFL's paper (below) gives a disc of 500 m, 2 MHz a device, -173 dBm/Hz and Rayleigh fading,
-and in the example of section III 10 Mbit/s. The law of path loss (3GPP TR 36.814, annex A: a
-large cell at 2 GHz) and the power of 23 dBm (LTE phones) are chosen here: the paper says "a standard channel model". At
-10 Mbit/s p is 0.476 on the rim and 0.791 in the mean of the disc.
+and in the example of section III 10 Mbit/s. The law of path loss (3GPP TR 36.814, annex A: a large cell at 2 GHz) and
+the power of 23 dBm (LTE phones) are chosen here: the paper says "a standard channel model". At 10 Mbit/s p is 0.476 on
+the rim and 0.791 in the mean of the disc.
 
 References:
     E. Mhanna, M. Assaad, "Communication and Energy Efficient Federated Learning using Zero-Order Optimization

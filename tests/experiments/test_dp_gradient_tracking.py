@@ -102,8 +102,9 @@ class TestFinishedRun:
         sent = schedule._replace(tracker_noise_scale=unsent)
         line = request(EXPERIMENT, TINY, ({"seed": (0, 1)},)).rows[scheme]
         sizes = np.min([line.config.agents.data(line.config.data)(seed).sizes for seed in (0, 1)], axis=0)
-        bounds = (participation_epsilon, laplace_epsilon_at_delta)
-        counted = min(bound(sent, agents, num_local_samples=sizes, dp_delta=1e-5).max() for bound in bounds)
+        counts = {"num_local_samples": sizes, "dp_delta": 1e-5}
+        composed = laplace_epsilon_at_delta(sent, agents, **counts)(1.0)
+        counted = min(participation_epsilon(sent, agents, **counts).max(), composed.max())
         rows = json.loads((finished[0] / "summary.json").read_text())["cases"][scheme]["privacy"]
         assert [(row["bound"], row["dp_delta"]) for row in rows] == [("published", 0), ("proven", 0), ("proven", 1e-5)]
         assert rows[0]["dp_epsilon"] == pytest.approx(spent(published_sensitivities(schedule, agents)), rel=1e-9)

@@ -15,9 +15,10 @@ from jaxfl.graphs import five_agents
 from jaxfl.graphs.files import tracking_pair
 from jaxfl.privacy.tracking import (
     TrackingAgent,
-    gaussian_epsilon,
-    joint_gaussian_epsilon,
+    gaussian_shift,
+    joint_shift,
     proven_sensitivities,
+    shifted_epsilon,
 )
 
 
@@ -45,9 +46,9 @@ class TestStatements:
         agents = TrackingAgent(2.0, pair.state_weights.sum(axis=1), pair.tracker_weights.sum(axis=0))
         scale = schedule.tracker_noise_scale
         sent = schedule._replace(tracker_noise_scale=np.where(np.arange(7) < 6, scale, np.inf))  # y~_6 is not sent
-        expected = joint_gaussian_epsilon(sent, agents, dp_delta=1e-3).max()
+        expected = shifted_epsilon(joint_shift(sent, agents), 1e-3).max()
         assert (proven["dp_epsilon"], proven["dp_delta"]) == (pytest.approx(expected, rel=1e-9), 1e-3)
-        assert expected < gaussian_epsilon(sent, proven_sensitivities(schedule, agents), dp_delta=1e-3).max()
+        assert expected < shifted_epsilon(gaussian_shift(sent, proven_sensitivities(schedule, agents)), 1e-3).max()
         assert "per-sample gradients are clipped to the L2 norm 1" in proven["assumptions"]
 
     @pytest.mark.parametrize("changes", [{"noise_gain": 0.0}, {"noise_base": 1e-9, "iterations": 100}])

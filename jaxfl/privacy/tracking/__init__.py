@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from jaxfl.on_use import import_on_use
 
 if TYPE_CHECKING:
-    from jaxfl.privacy.tracking.joint_bound import joint_gaussian_epsilon, joint_shift
+    from jaxfl.privacy.tracking.joint_bound import joint_shift
     from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta
     from jaxfl.privacy.tracking.perturbed_states import (
         cumulative_delta_curve,
@@ -32,11 +32,12 @@ if TYPE_CHECKING:
         TrackingAgent,
         cumulative_epsilon,
         cumulative_epsilon_curve,
-        gaussian_epsilon,
+        gaussian_shift,
         impulse_responses,
         participation_epsilon,
         proven_sensitivities,
         published_sensitivities,
+        shifted_epsilon,
     )
     from jaxfl.privacy.tracking.statements import (
         gradient_tracking_statements,
@@ -59,10 +60,9 @@ __all__ = [
     "exponential_budget",
     "exponential_budget_turning_point",
     "exponential_schedule",
-    "gaussian_epsilon",
+    "gaussian_shift",
     "gradient_tracking_statements",
     "impulse_responses",
-    "joint_gaussian_epsilon",
     "joint_shift",
     "laplace_epsilon_at_delta",
     "least_noise",
@@ -79,13 +79,14 @@ __all__ = [
     "published_sensitivities",
     "quantization_deltas",
     "quantization_statements",
+    "shifted_epsilon",
     "states_only",
 ]
 
 import_on_use(
     __name__,
     {
-        "jaxfl.privacy.tracking.joint_bound": "joint_gaussian_epsilon joint_shift",
+        "jaxfl.privacy.tracking.joint_bound": "joint_shift",
         "jaxfl.privacy.tracking.laplace_at_delta": "laplace_epsilon_at_delta",
         "jaxfl.privacy.tracking.perturbed_states": (
             "cumulative_delta_curve exhausted_at output_sensitivities perturbed_state_sensitivities "
@@ -97,8 +98,8 @@ import_on_use(
             "paper_schedule polynomial_budget polynomial_budget_turning_point polynomial_schedule"
         ),
         "jaxfl.privacy.tracking.sensitivities": (
-            "Sensitivities TrackingAgent cumulative_epsilon cumulative_epsilon_curve gaussian_epsilon "
-            "impulse_responses participation_epsilon proven_sensitivities published_sensitivities"
+            "Sensitivities TrackingAgent cumulative_epsilon cumulative_epsilon_curve gaussian_shift "
+            "impulse_responses participation_epsilon proven_sensitivities published_sensitivities shifted_epsilon"
         ),
         "jaxfl.privacy.tracking.statements": (
             "gradient_tracking_statements output_perturbation_statements "

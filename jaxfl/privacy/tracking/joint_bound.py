@@ -7,7 +7,7 @@ of standard deviation s_x,k and s_y,k on them, the squares of all shifts in unit
     sum_{l, l'} G[l, l'] <d_l, d_l'>,
     G[l, l'] = sum_k h_x[k - l] h_x[k - l'] / s_x,k^2 + h_y[k - l] h_y[k - l'] / s_y,k^2.
 
-`gaussian_epsilon` of `sensitivities` takes the worst case of every broadcast instead. No gradient is the worst for all
+`gaussian_shift` of `sensitivities` takes the worst case of every broadcast instead. No gradient is the worst for all
 broadcasts: what enters a tracker leaves it again, so that most entries of G are negative. Two bounds mu^2 hold:
 
 - sum_{l, l'} |G[l, l']|;
@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.privacy.tracking.schedules import TrackingSchedule
-from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales, shifted_epsilon
+from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales
 
 _ROUNDING = 1e-8  # of mu^2, relative: what sums and Cholesky factors in float64 may lose
 LARGEST = 4096  # rows of a G that is held, 128 MiB; beyond it the first bound alone
@@ -63,6 +63,13 @@ def joint_shift(schedule: TrackingSchedule, agent: TrackingAgent) -> np.ndarray:
     Guarantees:
         - no sequence of gradients exceeds it, and `worst_changes` comes close to it.
         - it is never above the worst cases of single broadcasts added up, but for rounding (1e-8).
+
+    Examples:
+        >>> from jaxfl.privacy.tracking import TrackingAgent, polynomial_schedule, shifted_epsilon
+        >>> schedule = polynomial_schedule(50, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
+        >>> agent = TrackingAgent(gradient_l1_change=0.1, state_in_weight=1.0, tracker_out_weight=1.0)
+        >>> print(round(float(shifted_epsilon(joint_shift(schedule, agent), 1e-5)), 2))
+        11.44
     """
     return np.sqrt(each_agent(_largest_square, schedule, agent) * (1 + _ROUNDING))
 
@@ -119,29 +126,6 @@ def worst_changes(gram: np.ndarray) -> np.ndarray:
         found = gram @ found
         found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-300)
     return found
-
-
-def joint_gaussian_epsilon(schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float) -> np.ndarray:
-    """Compute the epsilon of Gaussian noise for all broadcasts together.
-
-    Args:
-        schedule, agent: as for `joint_shift`.
-        dp_delta: in (0, 1).
-
-    Returns:
-        dp_epsilon at dp_delta, () or (n,), neighboring relation "replace_one".
-
-    Raises:
-        ArgumentError: as for `joint_shift`, or a delta outside (0, 1).
-
-    Examples:
-        >>> from jaxfl.privacy.tracking import TrackingAgent, polynomial_schedule
-        >>> schedule = polynomial_schedule(50, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
-        >>> agent = TrackingAgent(gradient_l1_change=0.1, state_in_weight=1.0, tracker_out_weight=1.0)
-        >>> print(round(float(joint_gaussian_epsilon(schedule, agent, dp_delta=1e-5)), 2))
-        11.44
-    """
-    return shifted_epsilon(joint_shift(schedule, agent), dp_delta)
 
 
 def gram_rows(schedule: TrackingSchedule, agent: TrackingAgent) -> Iterator[np.ndarray]:

@@ -46,17 +46,17 @@ _SHARES_OF_DELTA = (0.5, 0.1, 0.01, 0.001)  # largest shares to spend on more th
 
 def laplace_epsilon_at_delta(
     schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
-) -> np.ndarray:
-    """Compute the epsilon of Laplace noise at a delta above 0, for gradients taken at the broadcast state.
+) -> Callable[[float], np.ndarray]:
+    """Make factor on all noise (above 0) -> epsilon at a delta above 0, for gradients taken at the broadcast state.
 
     Args:
-        schedule: the run; infinite noise where nothing is broadcast.
+        schedule: the run, of Laplace noise; infinite noise where nothing is broadcast.
         agent: whose data change; numbers, or arrays (n,) for all agents at once.
         dp_delta: in (0, 1).
         num_local_samples: D, samples of each agent, at least m_K, () or (n,); None: a sample is in every batch.
 
     Returns:
-        dp_epsilon at dp_delta, () or (n,), neighboring relation "replace_one".
+        The function; its dp_epsilon is () or (n,), neighboring relation "replace_one".
 
     Raises:
         ArgumentError: a delta outside (0, 1), fewer samples than m_K, noise that is not positive, a change of gradient
@@ -70,16 +70,9 @@ def laplace_epsilon_at_delta(
         >>> from jaxfl.privacy.tracking import polynomial_schedule
         >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
         >>> agent = TrackingAgent(gradient_l1_change=1.0, state_in_weight=1.0, tracker_out_weight=1.0)
-        >>> print(round(float(laplace_epsilon_at_delta(schedule, agent, dp_delta=1e-5)), 2))  # 70.43 at delta 0
+        >>> print(round(float(laplace_epsilon_at_delta(schedule, agent, dp_delta=1e-5)(1.0)), 2))  # 70.43 at delta 0
         5.38
     """
-    return concentrated(schedule, agent, dp_delta=dp_delta, num_local_samples=num_local_samples)(1.0)
-
-
-def concentrated(
-    schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
-) -> Callable[[float], np.ndarray]:
-    """Make factor on all noise (above 0) -> `laplace_epsilon_at_delta`; arguments and errors are the same."""
     check.open_unit(dp_delta=dp_delta)
     if num_local_samples is not None:
         check.at_least(schedule.num_samples, num_local_samples=np.min(num_local_samples))
@@ -111,14 +104,15 @@ def smallest_at_delta(
     binomial = "a sample is in a binomial number of batches"
     accountant = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
     pure = cumulative_epsilon(schedule, proven_sensitivities(schedule, agent))
-    everywhere = concentrated(schedule, agent, dp_delta=dp_delta)
+    everywhere = laplace_epsilon_at_delta(schedule, agent, dp_delta=dp_delta)
     curves: list[tuple[Callable[[float], np.ndarray], str, tuple[str, ...]]] = [
         (lambda factor: pure / factor, "Laplace mechanisms added up", ()),
         (everywhere, accountant, ()),
     ]
     if num_local_samples is not None:
         counted = {"dp_delta": dp_delta, "num_local_samples": num_local_samples}
-        part, sampled = participation_epsilon(schedule, agent, **counted), concentrated(schedule, agent, **counted)
+        part = participation_epsilon(schedule, agent, **counted)
+        sampled = laplace_epsilon_at_delta(schedule, agent, **counted)
         curves += [
             (
                 lambda factor: part / factor,

@@ -22,7 +22,7 @@ of an agent may be arrays (n,), one entry per agent; results (NumPy, float64) th
 
 References:
     J. Chen, J. Wang, J.-F. Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization
-    over Directed Graphs": Lemmas 3 and 4. Gaussian noise (`gaussian_epsilon`) is an option beyond the paper.
+    over Directed Graphs": Lemmas 3 and 4. Gaussian noise (`gaussian_shift`) is an option beyond the paper.
 """
 
 from __future__ import annotations
@@ -170,8 +170,8 @@ def participation_epsilon(
     return np.where(np.arange(num_rounds) < most[..., None], worst_first, 0.0).sum(axis=-1)
 
 
-def gaussian_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities, *, dp_delta: float) -> np.ndarray:
-    """Compute the epsilon of Gaussian noise, exact where every sensitivity is reached.
+def gaussian_shift(schedule: TrackingSchedule, sensitivities: Sensitivities) -> np.ndarray:
+    """Compute the shift mu of one Gaussian release that costs as much as all broadcasts, each at its worst case.
 
     Given everything broadcast before, a broadcast x~_k moves by at most dx_k / s_x,k standard deviations, and y~_k
     too. Such mechanisms compose adaptively to that of N(mu, 1) against N(0, 1) with
@@ -180,28 +180,23 @@ def gaussian_epsilon(schedule: TrackingSchedule, sensitivities: Sensitivities, *
     Args:
         schedule: the run; its noise scales are standard deviations.
         sensitivities: in L2 norm, that is, found for a C that bounds L2 changes of one sample's gradient.
-        dp_delta: in (0, 1).
 
     Returns:
-        dp_epsilon at dp_delta, () or (n,), neighboring relation "replace_one".
+        mu, () or (n,), neighboring relation "replace_one"; `shifted_epsilon` has its epsilon.
 
     Raises:
-        ArgumentError: noise that is not positive, or a delta outside (0, 1).
+        ArgumentError: noise that is not positive.
 
     Examples:
         >>> numbers = TrackingSchedule(0.5, 0.1, 0.2, 4, np.full(2, 0.5), np.full(2, 2.0))
         >>> moves = Sensitivities(state=np.array([0.0, 0.3]), tracker=np.array([1.6, 0.0]))
-        >>> print(round(float(gaussian_epsilon(numbers, moves, dp_delta=1e-5)), 6))  # mu = 1
-        4.377178
+        >>> mu = gaussian_shift(numbers, moves)
+        >>> print(round(float(mu), 6), round(float(shifted_epsilon(mu, 1e-5)), 6))
+        1.0 4.377178
 
     References:
         J. Dong, A. Roth, W. Su, "Gaussian Differential Privacy", 2022, arXiv:1905.02383, section 3 (composition).
     """
-    return shifted_epsilon(gaussian_shift(schedule, sensitivities), dp_delta)
-
-
-def gaussian_shift(schedule: TrackingSchedule, sensitivities: Sensitivities) -> np.ndarray:
-    """mu of `gaussian_epsilon`, () or (n,)."""
     squared = schedule._replace(
         state_noise_scale=np.square(schedule.state_noise_scale),
         tracker_noise_scale=np.square(schedule.tracker_noise_scale),

@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from jaxfl.privacy import tracking
 from jaxfl.privacy.dominating_pairs import gaussian_delta
-from jaxfl.privacy.tracking import TrackingAgent, TrackingSchedule, joint_gaussian_epsilon, joint_shift
+from jaxfl.privacy.tracking import TrackingAgent, TrackingSchedule, joint_shift, shifted_epsilon
 from jaxfl.privacy.tracking.joint_bound import gram_rows, worst_changes
 
 UNIT = TrackingAgent(1.0, 1.0, 1.0)
@@ -136,6 +136,6 @@ def test_agents_together_are_as_each_alone():
         alone = joint_shift(one, TrackingAgent(2.0, received[node], sent[node]))
         assert together[node] == alone
     assert joint_shift(run, agents._replace(gradient_l1_change=6.0)) == pytest.approx(3 * together, rel=1e-6)
-    singly = tracking.gaussian_epsilon(run, tracking.proven_sensitivities(run, agents), dp_delta=1e-5)
-    jointly = joint_gaussian_epsilon(run, agents, dp_delta=1e-5)
+    singly = tracking.gaussian_shift(run, tracking.proven_sensitivities(run, agents))
+    singly, jointly = (shifted_epsilon(mu, 1e-5) for mu in (singly, together))
     assert (jointly < [0.9, 1 + 1e-7, 0.9] * singly).all(), "without a weight out nothing leaves a tracker again"

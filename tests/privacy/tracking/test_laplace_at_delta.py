@@ -85,10 +85,10 @@ def test_no_set_of_iterations_has_a_larger_rho(count):
 
 def test_sampling_costs_no_more_and_nothing_is_gained_where_every_batch_holds_every_sample():
     run = schedule(40, least=2.0)
-    every = laplace_epsilon_at_delta(run, UNIT, dp_delta=1e-5)
+    every = laplace_epsilon_at_delta(run, UNIT, dp_delta=1e-5)(1.0)
     found = laplace_epsilon_at_delta(
         run, UNIT._replace(state_in_weight=np.ones(3)), dp_delta=1e-5, num_local_samples=np.array([4, 40, 400])
-    )
+    )(1.0)
     assert found[0] == every
     assert (np.diff(found) < 0).all()
 
@@ -96,7 +96,7 @@ def test_sampling_costs_no_more_and_nothing_is_gained_where_every_batch_holds_ev
 def test_sampled_delta_against_the_mean_over_participations():
     """delta of the run is at most the mean over counts n of what n participations cost: the bound is not below that."""
     run, rate, dp_delta = schedule(30, least=2.0), 4 / 60, 1e-5
-    found = float(laplace_epsilon_at_delta(run, UNIT, dp_delta=dp_delta, num_local_samples=60))
+    found = float(laplace_epsilon_at_delta(run, UNIT, dp_delta=dp_delta, num_local_samples=60)(1.0))
     counts = np.arange(1, 32)
     rhos = participation_rhos(run, UNIT, counts)
 

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from jaxfl.privacy import tracking
-from jaxfl.privacy.tracking import TrackingAgent, TrackingSchedule, gaussian_epsilon
+from jaxfl.privacy.tracking import TrackingAgent, TrackingSchedule, gaussian_shift, shifted_epsilon
 
 DELTA = 1e-5
 AGENTS = TrackingAgent(2.0, np.array([1.5, 1.0]), np.array([0.8, 1.2]))
@@ -30,7 +30,7 @@ def multipliers(schedule, sensitivities, node):
 @pytest.mark.parametrize("node", [0, 1])
 def test_epsilon_is_that_of_one_shift_of_the_composed_length(node):
     schedule, sensitivities = case()
-    found = gaussian_epsilon(schedule, sensitivities, dp_delta=DELTA)
+    found = shifted_epsilon(gaussian_shift(schedule, sensitivities), DELTA)
     assert found.shape == (2,)
     mu = math.sqrt(sum(1 / z**2 for z in multipliers(schedule, sensitivities, node)))
     normal, epsilon = scipy.stats.norm, float(found[node])
@@ -42,6 +42,4 @@ def test_infinite_noise_costs_nothing():
     schedule, sensitivities = case()
     without = schedule._replace(tracker_noise_scale=np.full(16, np.inf))
     silent = sensitivities._replace(tracker=np.zeros((2, 16)))
-    np.testing.assert_array_equal(
-        gaussian_epsilon(without, sensitivities, dp_delta=DELTA), gaussian_epsilon(schedule, silent, dp_delta=DELTA)
-    )
+    np.testing.assert_array_equal(gaussian_shift(without, sensitivities), gaussian_shift(schedule, silent))

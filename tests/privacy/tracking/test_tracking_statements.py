@@ -14,7 +14,7 @@ from jaxfl.privacy.tracking import (
     TrackingAgent,
     TrackingRelease,
     TrackingSchedule,
-    gaussian_epsilon,
+    gaussian_shift,
     gradient_tracking_statements,
     output_perturbation_statements,
     perturbed_state_statements,
@@ -177,11 +177,9 @@ def test_at_a_delta_the_smallest_bound_is_stated_each_agent_with_its_own_samples
     assert others == tracked(schedule=schedule)
     assert (found.bound, found.dp_delta, found.neighboring_relation) == ("proven", DELTA, "replace_one")
     settings = {"num_local_samples": np.array(sizes), "dp_delta": DELTA}
-    bounds = [
-        bound(sent_of(schedule), AGENTS, **settings).max()
-        for bound in (tracking.participation_epsilon, tracking.laplace_epsilon_at_delta)
-    ]
-    assert epsilon(found) == min(bounds) < epsilon(others[1])
+    added = tracking.participation_epsilon(sent_of(schedule), AGENTS, **settings)
+    composed = tracking.laplace_epsilon_at_delta(sent_of(schedule), AGENTS, **settings)(1.0)
+    assert epsilon(found) == min(added.max(), composed.max()) < epsilon(others[1])
     assert name in found.accountant
     assert any("binomial" in text for text in found.assumptions)
     at_state = tracked(release=AT_STATE, dp_delta=DELTA, num_local_samples=sizes)[2]
@@ -192,7 +190,7 @@ def test_at_a_delta_the_smallest_bound_is_stated_each_agent_with_its_own_samples
 def test_at_a_delta_without_sizes():
     *others, found = tracked(schedule=SMALL, dp_delta=DELTA)
     assert others == tracked(schedule=SMALL)
-    assert epsilon(found) == tracking.laplace_epsilon_at_delta(sent_of(SMALL), AGENTS, dp_delta=DELTA).max()
+    assert epsilon(found) == tracking.laplace_epsilon_at_delta(sent_of(SMALL), AGENTS, dp_delta=DELTA)(1.0).max()
     assert epsilon(found) < epsilon(others[1])
     assert "zero-concentrated" in found.accountant
     assert not any("binomial" in text for text in found.assumptions)
@@ -217,9 +215,9 @@ def test_gaussian_noise_is_proven_at_a_delta_and_never_published():
         trackers = np.where(rounds < K, sent[1], np.inf)
         cut = SCHEDULE._replace(state_noise_scale=sent[0], tracker_noise_scale=trackers)
         moves = tracking.Sensitivities(*(change[..., : len(rounds)] for change in sensitivities))
-        singly = gaussian_epsilon(cut, moves, dp_delta=DELTA).max()
+        singly = tracking.shifted_epsilon(gaussian_shift(cut, moves), DELTA).max()
         if method is tracked:
-            jointly = tracking.joint_gaussian_epsilon(cut, AGENTS, dp_delta=DELTA).max()
+            jointly = tracking.shifted_epsilon(tracking.joint_shift(cut, AGENTS), DELTA).max()
             assert epsilon(proven) == jointly < singly
             assert "Gram matrix" in proven.accountant
         else:

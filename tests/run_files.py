@@ -22,6 +22,11 @@ def begun(out: str | os.PathLike[str], number: int = 0) -> dict[str, Any]:
     return record
 
 
+def content(directory: Path) -> dict[Path, bytes]:
+    """The bytes of every file below a directory."""
+    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
 def run_bytes(out: str | os.PathLike[str]) -> bytes:
     """The bytes of all lines of a run, pass by pass."""
     return b"".join(path.read_bytes() for one in pass_folders(out) if (path := one / "metrics.jsonl").exists())

@@ -2,14 +2,13 @@
 
 import gzip
 import json
-import os
 
 import numpy as np
 import pytest
 from helpers import refused
-from hostile import peak_of, within
+from hostile import peak_of
 
-from jaxfl.data import federate, femnist, load, partition_dataset
+from jaxfl.data import femnist, load
 
 RNG = np.random.default_rng(0)
 WRITERS = {"f0101_02": 3, "f0100_14": 2, "f2001_44": 4}  # samples for training; one for testing
@@ -54,16 +53,6 @@ def test_written_files_come_back(tmp_path, below):
     assert dataset.train_writers.tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]
     assert dataset.test_inputs.shape == (3, 28, 28, 1)
     assert dataset.test_labels.tolist() == [TEST[0]["user_data"][name]["y"][0] for name in sorted(WRITERS)]
-
-
-def test_two_writers_a_client(tmp_path):
-    names = [f"f{number:04d}_00" for number in range(9)]
-    dataset = load("femnist", write(tmp_path, train=[leaf({name: 2 for name in names})]))
-    parts = partition_dataset(dataset, "writers", 4, seed=0, writers_per_node=2)
-    data = federate(dataset.train_inputs, dataset.train_labels, parts)
-    assert data.sizes.tolist() == [4, 4, 4, 4]
-    assert dataset.train_writers is not None
-    assert [len(set(dataset.train_writers[part])) for part in parts] == [2, 2, 2, 2]
 
 
 def changed(name="f2001_44", **parts):
@@ -125,12 +114,6 @@ def test_a_gzip_file_with_more_than_a_file_of_leaf(tmp_path, monkeypatch):
     path.write_bytes(gzip.compress(b"[" + b"[]," * 20_000_000))
     with peak_of(10_000_000):
         refused(lambda: load("femnist", tmp_path), "data_dir", path.name)
-
-
-def test_a_pipe_among_the_files(tmp_path):
-    os.mkfifo(write(tmp_path) / "train" / "all_data_2.json")
-    with within(20):
-        refused(lambda: load("femnist", tmp_path), "data_dir", "all_data_2.json")
 
 
 def test_missing_folders(tmp_path):

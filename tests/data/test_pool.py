@@ -35,16 +35,6 @@ def test_row_begins_with_the_part_and_ends_with_zeros():
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(data))
 
 
-def test_samples_of_nodes_are_found_through_the_table():
-    labels = np.arange(500) % 7
-    parts = dirichlet(labels, 9, 0.2, 0)
-    data = federate(np.arange(500, dtype=np.float32), labels, parts)
-    for node, part in enumerate(parts):
-        valid = np.arange(data.max_size) < int(data.sizes[node])
-        np.testing.assert_array_equal(np.asarray(data.inputs[data.indices[node]])[valid], part.astype(np.float32))
-        assert not np.asarray(data.indices[node])[~valid].any()
-
-
 def test_pool_on_the_device_is_not_copied():
     pool = jnp.asarray(INPUTS)
     assert federate(pool, LABELS, PARTS).inputs is pool

@@ -139,17 +139,6 @@ def test_what_has_ended_is_not_submitted_again(inline, here, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_is_divided_once(inline, here, tmp_path):
-    """More jobs at once on resume change nothing of the parts."""
-    here.killed = (1,)
-    command = [*SHORT, "--out", str(tmp_path / "run"), "--launcher", "local", "--retries", "0"]
-    assert main(EXPERIMENT, [*command, "--jobs", "2"]) == 1
-    assert main(EXPERIMENT, [*command, "--jobs", "4", "--resume"]) == 0
-    assert here.passes == [0, 1, 1]
-    same_end(tmp_path / "run", inline)
-
-
-@pytest.mark.slow
 def test_a_job_that_fails_stops_no_other(here, tmp_path, monkeypatch, capsys):
     train = frame_run.train
 
@@ -238,19 +227,6 @@ def test_jobs_have_the_secret_key_of_the_run(here, tmp_path, monkeypatch):
     same_end(tmp_path / "run", tmp_path / "whole")
     assert [path.parent.name for path in (tmp_path / "run").rglob("key")] == ["private"]
     assert len(list((tmp_path / "run").rglob("private"))) == 1
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_by_any_launcher(inline, here, tmp_path):
-    here.killed = (1,)
-    command = [*SHORT, "--out", str(tmp_path / "jobs")]
-    assert main(EXPERIMENT, [*command, *JOBS, "--retries", "0"]) == 1
-    assert main(EXPERIMENT, [*command, "--resume"]) == 0
-    same_end(tmp_path / "jobs", inline)
-    shutil.copytree(inline, tmp_path / "inline")
-    (tmp_path / "inline" / "passes" / "0" / "end.json").unlink()
-    assert main(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "inline"), *JOBS, "--resume"]) == 0
-    same_end(tmp_path / "inline", inline)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from run_files import run_bytes
 
 import experiments
 
 ROOT = Path(next(iter(experiments.__path__))).parent
 LONG = "--nodes 4 --iterations 40000 --evaluate-every 20000 --batch-size 2 --quiet --method PrivSGP --noise-std 0.1"
-SHORT = LONG.replace("40000", "4000").replace("20000", "2000")
 
 
 def start(options, out, *more):
@@ -92,19 +90,3 @@ def test_before_the_first_round_it_ends_at_once_and_leaves_nothing(tmp_path, sec
         pytest.skip("it compiled faster than that")
     assert (code, error) == (143, "terminated: the same command with --resume goes on from the last checkpoint\n")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_terminated_and_resumed_equals_uninterrupted(tmp_path):
-    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    for out, more in ((whole, ()), (stopped, ("--checkpoint-minutes", "0"))):
-        with start(SHORT, out, *more) as child:
-            if out == stopped:
-                wait_for(child, lambda: any(path.name.isdigit() for path in stopped.glob("passes/*/checkpoints/*")))
-                child.send_signal(signal.SIGTERM)
-            code, error = ended(child)
-        assert code == (0 if out == whole else 143), error
-    with start(SHORT, stopped, "--resume") as child:
-        code, error = ended(child)
-    assert (code, error) == (0, "")
-    assert run_bytes(stopped) == run_bytes(whole)

@@ -121,9 +121,6 @@ class TestGrids:
         with pytest.raises(ArgumentError, match=f"^{re.escape(message)}"):
             ask(f"--shape circle {words}")
 
-    def test_several_words_after_an_option_that_takes_several_are_one_value(self):
-        assert values_of(ask("--shape circle --widths 8 4"), "widths") == [((8, 4),)]
-
     @pytest.mark.parametrize(
         ("name", "text"),
         [

@@ -67,10 +67,6 @@ def damage(path, kind):
         path.unlink()
 
 
-def content(directory):
-    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
-
-
 def raising(error):
     def fails(*args, **kwargs):
         raise error

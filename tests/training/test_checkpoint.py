@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_problem import OWNER, assert_same, content, damage, fill, raising, restore, structure, toy_state
+from checkpoint_problem import OWNER, assert_same, damage, fill, raising, restore, structure, toy_state
+from run_files import content
 
 from jaxfl.core import ArgumentError
 from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint, _sums

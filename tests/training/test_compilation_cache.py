@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
+from processes import interrupted
 from run_files import run_bytes
 from toy_problem import toy_case, train_toy
 
 from jaxfl.training import compilation_cache as cache
 from jaxfl.training.compilation_cache import compilation_cache
-from jaxfl.training.pass_directory import PassDirectory
 
 SETTINGS = (
     "jax_enable_compilation_cache",
@@ -231,7 +231,7 @@ class TestPrograms:
             compiled_anew()
         assert len(hits) == 1
 
-    def test_no_bit_of_a_run_depends_on_it(self, user, hits, tmp_path, monkeypatch):
+    def test_no_bit_of_a_run_depends_on_it(self, user, hits, tmp_path):
         """Without a cache, and begun with an empty one, interrupted and resumed with a full one: the same lines."""
 
         def run(name, **options):
@@ -239,17 +239,8 @@ class TestPrograms:
 
         run("without")
         expected = run_bytes(tmp_path / "without")
-        append = PassDirectory.append
-
-        def interrupted(self, lines):
-            if lines[0]["round"] == 4:
-                raise KeyboardInterrupt
-            append(self, lines)
-
-        monkeypatch.setattr(PassDirectory, "append", interrupted)
-        with compilation_cache("default"), pytest.raises(KeyboardInterrupt):
+        with compilation_cache("default"), interrupted(3), pytest.raises(KeyboardInterrupt):
             run("resumed")
-        monkeypatch.setattr(PassDirectory, "append", append)
         before = len(hits)
         with compilation_cache("default"):
             run("resumed", resume=True)

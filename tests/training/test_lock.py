@@ -8,6 +8,7 @@ import sys
 
 import filelock
 import pytest
+from run_files import content
 from toy_problem import toy_case, train_toy
 
 from jaxfl.core import ArgumentError
@@ -27,7 +28,7 @@ with held(pathlib.Path(sys.argv[1])):
 def test_the_second_process_is_refused_and_a_killed_one_keeps_nobody_out(tmp_path):
     cases = {"Toy": toy_case(num_rounds=10)}
     train_toy(tmp_path, cases)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = content(tmp_path)
     child = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     assert child.stdout.readline() == "held\n"
@@ -37,8 +38,8 @@ def test_the_second_process_is_refused_and_a_killed_one_keeps_nobody_out(tmp_pat
     assert child.wait() == -signal.SIGKILL
     child.stdout.close()
     assert (tmp_path / "lock").exists()  # without its holder
-    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != "lock"}
-    assert after == before
+    after = content(tmp_path)
+    assert {path: after[path] for path in after if path.name != "lock"} == before
     train_toy(tmp_path, cases, resume=True)
     assert not (tmp_path / "lock").exists()
 

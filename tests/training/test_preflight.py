@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 import rich.console
-from processes import printed
-from run_files import run_bytes
+from processes import interrupted, printed
+from run_files import content, run_bytes
 from toy_problem import TASK, compiled_once, toy_algorithm, toy_case, toy_task, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
 from jaxfl.training import loop, read_run, restore_state
-from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.passes import peak_text, require_memory
 from jaxfl.training.program import CHECKPOINT_SHARE, PeakMemory, predicted_peak
 from jaxfl.training.progress import ProgressReport
@@ -142,10 +141,6 @@ class TestPrediction:
             assert remedy in error.remedy
 
 
-def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 class TestTraining:
     def test_a_case_that_does_not_fit_is_refused_before_any_is_trained(self, tmp_path, monkeypatch):
         algorithms = {"Small": toy_algorithm(TASK), "Large": toy_algorithm(TASK, table_width=100_000)}
@@ -159,23 +154,14 @@ class TestTraining:
     @compiled_once()
     def test_a_resumed_run_that_no_longer_fits_loses_nothing(self, tmp_path, monkeypatch):
         cases = {"A": toy_case(seeds=(0,))}
-        append = PassDirectory.append
-
-        def interrupted(self, lines):
-            if lines[0]["round"] == 20:
-                raise KeyboardInterrupt
-            append(self, lines)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(PassDirectory, "append", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                train_toy(tmp_path, cases)
-        before = files(tmp_path)
+        with interrupted(3), pytest.raises(KeyboardInterrupt):
+            train_toy(tmp_path, cases)
+        before = content(tmp_path)
         with monkeypatch.context() as patch:
             patch.setattr(memory, "available_bytes", lambda: 100)
             with pytest.raises(ArgumentError, match=r"^cases: must fit in memory; A .* 100 B are free"):
                 train_toy(tmp_path, cases, resume=True)
-        assert files(tmp_path) == before
+        assert content(tmp_path) == before
 
     def test_lanes_that_do_not_fit_together_run_in_passes_of_one_program(self, tmp_path, monkeypatch):
         # A state is 400 kB; with what writing a checkpoint takes, two fit at once.

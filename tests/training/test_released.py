@@ -7,7 +7,7 @@ from run_files import run_bytes
 from toy_problem import compiled_once, toy_case, toy_statements, toy_that_counts, train_toy
 
 from jaxfl.core import ArgumentError
-from jaxfl.training import Diverged, read_results, read_run
+from jaxfl.training import read_results, read_run
 from jaxfl.training.lockstep import Lockstep
 from jaxfl.training.pass_directory import PassDirectory
 
@@ -68,20 +68,6 @@ def test_without_released_the_rounds_alone_are_given(tmp_path):
     assert given
     assert all(call == ((25,), {}) for call in given)
     assert all("released" not in record for record in read_run(tmp_path).ended().values())
-
-
-def test_counts_after_the_last_line_of_a_run_that_diverges_are_counted(totals, tmp_path):
-    bad = {"A": counting(bad_round=16.0, num_rounds=40, seeds=(0,))}
-    with pytest.raises(Diverged, match="round 17"):
-        train_toy(tmp_path, bad)
-    run = read_run(tmp_path)
-    assert [line["round"] for line in run.read_metrics()] == [0, 10]
-    (stated,) = run.read_summary()["cases"]["A"]["privacy"]
-    assert (stated["rounds"], stated["local_iterations"]) == (20, totals[0, 20])
-    assert totals[0, 20] > totals[0, 17] > totals[0, 10]
-    (row,) = read_results(tmp_path)
-    assert row["total_local_iterations"] == totals[0, 10]
-    assert row["proven_dp_epsilon"] == stated["dp_epsilon"]
 
 
 def test_counts_after_the_last_line_of_a_lane_that_diverges_are_counted(totals, tmp_path):

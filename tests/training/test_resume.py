@@ -255,7 +255,6 @@ def _empty_checkpoint(out, round_index):
 
 
 @pytest.mark.parametrize("damaged", [(20,), (10, 20)])
-@pytest.mark.quick_cases(1)
 def test_a_truncated_newest_checkpoint_falls_back_to_the_one_before_it_or_the_beginning(tmp_path, monkeypatch, damaged):
     train_toy(tmp_path / "whole", LONE)
     out = tmp_path / "damaged"

@@ -1,25 +1,19 @@
 """An error that stops a resumed run changes nothing: once it is mended, the same command ends with the same bytes."""
 
-import errno
-import os
 import shutil
 import warnings
 
 import numpy as np
 import pytest
-from run_files import run_bytes
+from processes import interrupted
+from run_files import content, run_bytes
 from toy_problem import compiled_once, toy_case, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import read_run, restore_state
-from jaxfl.training.checkpoint import Checkpoints, DamagedCheckpoint
-from jaxfl.training.pass_directory import PassDirectory
+from jaxfl.training.checkpoint import DamagedCheckpoint
 
 LONE = {"A": toy_case(seeds=(0,))}
-
-
-class _Killed(BaseException):
-    pass
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -33,17 +27,8 @@ def half(tmp_path_factory):
     """(lines of an uninterrupted run, directory of one that died with checkpoints of rounds 10 and 20)."""
     out = tmp_path_factory.mktemp("runs")
     train_toy(out / "whole", LONE)
-    append = PassDirectory.append
-
-    def dying(self, lines):
-        if lines[0]["round"] == 25:
-            raise _Killed
-        append(self, lines)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PassDirectory, "append", dying)
-        with pytest.raises(_Killed):
-            train_toy(out / "half", LONE)
+    with interrupted(4), pytest.raises(KeyboardInterrupt):
+        train_toy(out / "half", LONE)
     return run_bytes(out / "whole"), out / "half"
 
 
@@ -52,27 +37,6 @@ def run(half, tmp_path):
     """(lines of an uninterrupted run, a copy of the other one)."""
     shutil.copytree(half[1], tmp_path / "run")
     return half[0], tmp_path / "run"
-
-
-def _content(directory):
-    return {path: path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
-
-
-def test_a_file_that_cannot_be_read_stops_a_resumed_run_and_changes_nothing(run, monkeypatch):
-    """tests/training/test_storage_errors.py has other numbers."""
-    (expected, out), number = run, errno.EIO
-    before = _content(out)
-
-    def failing(*args, **kwargs):
-        raise ValueError(f"Error reading: {os.strerror(number)} [os_error_code='{number}']")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("orbax.checkpoint.CheckpointManager.restore", failing)
-        with pytest.raises(OSError, match=os.strerror(number)):
-            train_toy(out, LONE, resume=True)
-    assert _content(out) == before
-    train_toy(out, LONE, resume=True)
-    assert run_bytes(out) == expected
 
 
 def test_a_checkpoint_or_a_pass_of_another_seed_or_run_is_refused(run, tmp_path):
@@ -99,10 +63,10 @@ def test_a_checkpoint_or_a_pass_of_another_seed_or_run_is_refused(run, tmp_path)
 
 
 def _assert_refused(out, what):
-    before = _content(out)
+    before = content(out)
     with pytest.raises(ArgumentError, match=f"^out: must hold {what}; "):
         train_toy(out, LONE, resume=True, config={"step_size": 0.2})
-    assert _content(out) == before
+    assert content(out) == before
 
 
 def test_a_checkpoint_of_another_lane_of_the_run_is_refused(tmp_path):
@@ -116,66 +80,30 @@ def test_a_checkpoint_of_another_lane_of_the_run_is_refused(tmp_path):
         restore_state(read_run(tmp_path), "B", cases["B"], 0)
 
 
-def test_where_lines_are_dropped_the_file_of_before_stays(run):
-    """Without a whole checkpoint a lane begins again from round 0."""
-    expected, out = run
-    lines = run_bytes(out)
-    assert lines.count(b"\n") == 3
-    for path in out.glob("passes/0/checkpoints/*/record/metadata"):
-        path.write_text("{}")
-    with pytest.warns(UserWarning, match="beginning again|is damaged"):
-        train_toy(out, LONE, resume=True)
-    assert run_bytes(out) == expected
-    assert (out / "passes" / "0" / "metrics.before.jsonl").read_bytes() == lines
-
-
 @pytest.mark.parametrize("cut", [10, 400])
 def test_metrics_that_are_not_those_of_the_checkpoint_are_refused_before_anything_changes(run, cut):
     expected, out = run
     path = out / "passes" / "0" / "metrics.jsonl"
     lines = path.read_bytes()
     path.write_bytes(lines[:cut].replace(b"1", b"2", 1) + lines[cut:] if cut == 400 else lines[: len(lines) // 2])
-    before = _content(out)
+    before = content(out)
     with pytest.raises(ArgumentError, match=r"^out: "):
         train_toy(out, LONE, resume=True)
-    assert _content(out) == before
+    assert content(out) == before
     path.write_bytes(lines)
     train_toy(out, LONE, resume=True)
     assert path.read_bytes() == expected
-
-
-def test_a_full_disk_in_a_checkpoint_stops_and_a_resumed_run_equals_uninterrupted(run, tmp_path, monkeypatch):
-    expected, out = run[0], tmp_path / "new"
-    text = "RESOURCE_EXHAUSTED: Error writing: Failed to write 9 bytes: No space left on device [os_error_code='28']"
-    save = Checkpoints.save
-
-    def full(self, round_index, *args, **kwargs):
-        if round_index == 20:
-            monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", raising)
-        return save(self, round_index, *args, **kwargs)
-
-    def raising(*args, **kwargs):
-        raise ValueError(text)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "save", full)
-        with pytest.raises(OSError, match="No space left on device") as caught:
-            train_toy(out, LONE)
-        assert caught.value.errno == errno.ENOSPC
-    monkeypatch.undo()
-    train_toy(out, LONE, resume=True)
-    assert run_bytes(out) == expected
 
 
 def test_a_damaged_record_is_no_other_owner(run):
     """The checkpoint before is taken, with the same end."""
     expected, out = run
     newest = out / "passes" / "0" / "checkpoints" / "20" / "record" / "metadata"
-    content = bytearray(newest.read_bytes())
+    held = bytearray(newest.read_bytes())
     rng = np.random.default_rng(2)
-    for position in rng.choice(len(content), 3, replace=False):
-        content[position] ^= 0x15
-    newest.write_bytes(bytes(content))
+    for position in rng.choice(len(held), 3, replace=False):
+        held[position] ^= 0x15
+    newest.write_bytes(bytes(held))
     with pytest.warns(DamagedCheckpoint, match=r"round 20 .* is damaged"):
         train_toy(out, LONE, resume=True)
     assert run_bytes(out) == expected
@@ -188,13 +116,13 @@ def test_no_bit_that_flips_in_a_run_is_accepted_in_silence(half, tmp_path):
     for number in range(500):
         out = tmp_path / str(number)
         shutil.copytree(half[1], out)
-        files = [path for path in _content(out) if "checkpoints" in path.parts or path.suffix in (".jsonl", ".json")]
+        files = [path for path in content(out) if "checkpoints" in path.parts or path.suffix in (".jsonl", ".json")]
         path = files[int(rng.integers(len(files)))]
-        content = bytearray(path.read_bytes())
-        if not content:
+        held = bytearray(path.read_bytes())
+        if not held:
             continue
-        content[int(rng.integers(len(content)))] ^= 1 << int(rng.integers(8))
-        path.write_bytes(bytes(content))
+        held[int(rng.integers(len(held)))] ^= 1 << int(rng.integers(8))
+        path.write_bytes(bytes(held))
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")

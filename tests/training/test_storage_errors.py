@@ -9,7 +9,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from checkpoint_problem import OWNER, content, fill, raising, restore, toy_state
+from checkpoint_problem import OWNER, fill, raising, restore, toy_state
+from run_files import content
 
 from jaxfl.training.checkpoint import Checkpoints
 

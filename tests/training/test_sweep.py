@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from problems import small_task, uneven_data
+from processes import interrupted
 from run_files import begun, run_bytes
 from toy_problem import compiled_once, toy_algorithm, toy_case, toy_data, toy_with_numbers, train_toy
 
@@ -19,7 +20,6 @@ from jaxfl.algorithms import push_sum
 from jaxfl.core import ArgumentError, tree
 from jaxfl.training import evaluation_set, read_results, read_run, restore_state
 from jaxfl.training.lanes import Lane, Strategy, Uploads
-from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.program import Program
 
 STEP_SIZES = (0.05, 0.1, 0.2)
@@ -202,19 +202,11 @@ def test_where_all_diverge_the_program_ends_early(tmp_path):
 
 
 @compiled_once()
-def test_lanes_at_once_are_recorded_and_kept(tmp_path, monkeypatch):
+def test_lanes_at_once_are_recorded_and_kept(tmp_path):
     """A resumed run computes its lanes as it began, whatever is asked for then."""
-    cases, append = cases_of(num_rounds=30), PassDirectory.append
-
-    def interrupted(self, lines):
-        if lines[0]["round"] == 20:
-            raise KeyboardInterrupt
-        append(self, lines)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PassDirectory, "append", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train_toy(tmp_path, cases, lanes_at_once=3)
+    cases = cases_of(num_rounds=30)
+    with interrupted(3), pytest.raises(KeyboardInterrupt):
+        train_toy(tmp_path, cases, lanes_at_once=3)
     recorded = begun(tmp_path)
     assert (recorded["strategy"], recorded["at_once"]) == ("in groups of 3", 3)
     train_toy(tmp_path, cases, resume=True, lanes_at_once=1)

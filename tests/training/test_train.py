@@ -6,6 +6,7 @@ import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from processes import interrupted
 from run_files import run_bytes
 from toy_problem import (
     NUM_NODES,
@@ -24,7 +25,6 @@ from jaxfl import core
 from jaxfl.core import ArgumentError, tree
 from jaxfl.privacy.statements import SIMULATED
 from jaxfl.training import Diverged, FatalCount, Measure, read_run
-from jaxfl.training.pass_directory import PassDirectory
 
 STATEMENT = {"bound": "proven", "dp_epsilon": None, "reason": "no noise"}
 
@@ -196,19 +196,7 @@ def test_a_batch_overflow_stops_the_run(tmp_path):
 
 
 @compiled_once()
-def test_a_spent_budget_ends_a_lane_at_the_end_of_the_chunk(tmp_path):
-    cases = {"A": toy_case(num_rounds=60, budgets={"gradient_evaluations": 19 * NUM_NODES}, chunk_rounds=4)}
-    summary = train_toy(tmp_path, cases)
-    assert summary["status"] == "budget_spent"
-    row = summary["cases"]["A"]
-    assert (row["rounds_per_seed"], row["status"]) == ([20, 20], ["budget_spent"] * 2)
-    assert row["reason"] == ["gradient_evaluations reached 80"] * 2
-    assert row["costs"]["gradient_evaluations"]["per_seed"] == [80, 80]
-    assert train_toy(tmp_path, cases, resume=True) == summary
-
-
-@compiled_once()
-def test_no_case_runs_more_rounds_than_max_rounds(tmp_path, monkeypatch):
+def test_no_case_runs_more_rounds_than_max_rounds(tmp_path):
     """Nor does one that is interrupted and resumed: it counts on from its checkpoint."""
     dear = toy_case(max_rounds=13, privacy=stated)
     cases = {"Cheap": toy_case(max_rounds=25), "Dear": dear, "Alone": dear._replace(seeds=(0,))}
@@ -221,17 +209,8 @@ def test_no_case_runs_more_rounds_than_max_rounds(tmp_path, monkeypatch):
     lines = run_bytes(tmp_path / "whole")
     assert b'"total_gradient_evaluations": %d' % (13 * NUM_NODES) in lines.splitlines()[-1]
 
-    append = PassDirectory.append
-
-    def interrupted(self, lines):
-        if any(line["case"] != "Cheap" and line["round"] == 13 for line in lines):
-            raise KeyboardInterrupt
-        append(self, lines)
-
-    monkeypatch.setattr(PassDirectory, "append", interrupted)
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(7), pytest.raises(KeyboardInterrupt):
         train_toy(tmp_path / "resumed", cases)
-    monkeypatch.setattr(PassDirectory, "append", append)
     resumed = train_toy(tmp_path / "resumed", cases, resume=True)
     assert run_bytes(tmp_path / "resumed") == lines
     assert resumed["cases"] == summary["cases"]
@@ -313,6 +292,7 @@ def test_unusable_cases_are_named(tmp_path, change, message):
         (("-",), {}, "^cases: "),
         (("A",), {"checkpoint_every": 0}, "^checkpoint_every: "),
         (("A",), {"keep_checkpoints": 0}, "^keep_checkpoints: "),
+        *((("A",), {"checkpoint_minutes": bad}, "^checkpoint_minutes: ") for bad in (-1.0, np.nan, np.inf)),
     ],
 )
 def test_unusable_arguments_are_named(tmp_path, names, settings, message):

@@ -159,7 +159,18 @@ def _updates() -> Method:
 
 
 _MOST_ROUNDS = 10_000
-_TRACKING = {"graph": "five_agents", "scheme": "S1", "step_size": None, "distribution": "laplace"}
+_TRACKING = "gradient-tracking"
+# Options of some methods, and their defaults; argparse has none, so that they are refused when given with another one.
+_OWN: dict[str, tuple[tuple[str, ...], Any]] = {
+    "local_steps": (("fedavg", "ali-dpfl"), 1),
+    "active": (("dp-fedavg",), None),
+    "constants_noise": (("ali-dpfl",), 20.0),
+    "constants_batch": (("ali-dpfl",), None),
+    "graph": ((_TRACKING,), "five_agents"),
+    "scheme": ((_TRACKING,), "S1"),
+    "step_size": ((_TRACKING,), None),
+    "distribution": ((_TRACKING,), "laplace"),
+}
 
 
 def _tracking() -> Method:
@@ -203,7 +214,7 @@ METHODS = {
     "privsgp-vr": _gossip(gossip.PRIVSGP_VR),
     "dp2-sgd": _gossip(gossip.DP2_SGD),
     "a-dp2-sgd": _gossip(gossip.A_DP2_SGD),
-    "gradient-tracking": _tracking(),
+    _TRACKING: _tracking(),
 }
 
 
@@ -245,12 +256,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--bound", choices=("proven", "published"), default="proven", help="bound that meets --target")
     sampler = "how batches are drawn (default poisson; for gradient-tracking fixed)"
     add("--sampler", choices=("poisson", "fixed", "uniform"), help=sampler)
-    add("--local-steps", type=int, default=1, metavar="TAU", help="fedavg, ali-dpfl: local steps a round (default 1)")
+    add("--local-steps", type=int, metavar="TAU", help="fedavg, ali-dpfl: local steps a round (default 1)")
     add("--active", type=int, metavar="M", help="dp-fedavg: expected number of clients in a round (default all)")
-    add("--constants-noise", type=float, default=20.0, metavar="Z", help="ali-dpfl: noise of estimates (default 20)")
+    add("--constants-noise", type=float, metavar="Z", help="ali-dpfl: noise of estimates (default 20)")
     add("--constants-batch", type=int, metavar="M", help="ali-dpfl: samples in each estimate (default all)")
-    # Options of one method have no default here, so that they are refused when given with another method.
-    add("--graph", help=f"gradient-tracking: matrices R and C, a name or .npy file (default {_TRACKING['graph']})")
+    add("--graph", help=f"gradient-tracking: matrices R and C, a name or .npy file (default {_OWN['graph'][1]})")
     add("--scheme", choices=tracking.SCHEMES, help="gradient-tracking: scheme of steps, mixing and noise (default S1)")
     add("--step-size", type=float, metavar="GAMMA", help="gradient-tracking: step size (default the scheme's)")
     add("--distribution", choices=("laplace", "gaussian"), help="gradient-tracking: kind of noise (default laplace)")
@@ -265,15 +275,15 @@ def _sizes(asked: argparse.Namespace) -> list[int]:
 
 def _check(asked: argparse.Namespace, method: Method) -> None:
     """Refuse values out of range, and options that the method does not have."""
+    for name, (methods, default) in _OWN.items():
+        value = getattr(asked, name)
+        if value is not None and asked.method not in methods:
+            option, whose = f"--{name.replace('_', '-')}", " and ".join(methods)
+            raise ArgumentError(option, f"belongs to {whose}", f"got {value} for {asked.method}", "Leave it out.")
+        setattr(asked, name, default if value is None else value)
     check.at_least(1, **{"--sites": asked.sites, "--rounds": asked.rounds, "--local-steps": asked.local_steps})
     check.positive(**{"--clip-norm": asked.clip_norm})
-    own = asked.method == "gradient-tracking"
-    for name, default in _TRACKING.items():
-        value = getattr(asked, name)
-        if value is not None and not own:
-            option = f"--{name.replace('_', '-')}"
-            raise ArgumentError(option, "belongs to gradient-tracking", f"got {value}", "Leave it out.")
-        setattr(asked, name, default if value is None else value)
+    own = asked.method == _TRACKING
     if own and asked.rounds > _MOST_ROUNDS:
         requirement = f"must be at most {_MOST_ROUNDS:,} for gradient-tracking, where time grows with the square"
         raise ArgumentError("--rounds", requirement, f"got {asked.rounds}", "Pass fewer.")
@@ -324,6 +334,12 @@ def answer(asked: argparse.Namespace) -> dict[str, Any]:
         noise = method.least(asked, method.releases(asked, 1.0), asked.relation)
         noise *= 1 + 1e-12  # what dividing by batch and clip norm rounds away
     stated = _of_relation(asked, method.statements(asked, method.releases(asked, noise)))
+    if asked.target is not None:
+        bounded = [one for one in stated if one.bound == asked.bound]
+        if not bounded or bounded[0].dp_epsilon is None:
+            found = str(bounded[0].reason).rstrip(".") if bounded else f"{asked.method} has no {asked.bound} bound"
+            requirement, remedy = f"must have a {asked.bound} epsilon to meet", "Take another bound or sampler."
+            raise ArgumentError("--target", requirement, found, remedy)
     return {
         "method": asked.method,
         "sites": asked.sites,

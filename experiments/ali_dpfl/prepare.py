@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxfl.core import ArgumentError
 from jaxfl.core.tree import size
@@ -20,7 +19,7 @@ from .spending import asked_of, privacy_of, released, rounds_of, settled
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of all rows; rows that cannot run are refused before any work."""
-    sizes = {name: _sizes(row) for name, row in rows.items()}
+    sizes = {name: row.sizes() for name, row in rows.items()}
     for name, row in rows.items():
         check_config(row.config)
         _check_sizes(row.config, min(sizes[name]))
@@ -54,7 +53,7 @@ def _pooled(row: Row) -> dict[str, Any] | None:
     config: Configuration = row.config
     if config.learning.method == ALI:
         return None  # its number of local iterations is chosen for clients that differ
-    counts, nodes = _counts(settled(config, _sizes(row))), config.clients.nodes
+    counts, nodes = _counts(settled(config, row.sizes())), config.clients.nodes
     place = {"nodes": 1, "partition": "iid", "batch_size": nodes * config.learning.batch_size}
     return {"method": "FedAvg", **counts, **place}
 
@@ -65,12 +64,6 @@ def _of_fixed(method: str) -> Callable[[Row], dict[str, Any] | None]:
 
 
 BASELINES = {"alone": _of_fixed(ALONE), "pooled": _pooled, "without_noise": _of_fixed("FedAvg")}
-
-
-def _sizes(row: Row) -> list[int]:
-    """Samples of every client, over all seeds."""
-    data_of = row.config.clients.data(row.config.data)
-    return np.concatenate([np.asarray(data_of(seed).sizes) for seed in row.seeds]).tolist()
 
 
 def _check_sizes(config: Configuration, least: int) -> None:

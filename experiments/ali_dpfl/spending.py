@@ -110,13 +110,10 @@ def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int)
 
 def _refuse_overspent(config: Configuration, sizes: Sequence[int], rounds: int, iterations: int) -> None:
     """Refuse estimates that overspend the budget beside iterations that it pays for."""
-    budget, samples = config.budget, config.budget.accounted_samples
-    settings = _held(config)
+    budget, settings = config.budget, _held(config)
 
     def cost(with_estimates: bool) -> float:
-        releases = {
-            release_of(config, size, with_estimates=with_estimates) for size in ([samples] if samples else sizes)
-        }
+        releases = {release_of(config, size, with_estimates=with_estimates) for size in sizes}
         return max(accounting.epsilon(one, iterations, rounds * with_estimates, **settings) for one in releases)
 
     # No budget can pay for more iterations than the search allows; their price alone takes minutes.

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
+from jaxfl.analysis.plots import new_figure, save_figure
 from jaxfl.core.tree import num_bytes
 from jaxfl.data.tables import short_name
 from jaxfl.frame import Request, Row, lay
@@ -252,8 +251,7 @@ def _claimed_epsilon(one: Audited) -> float:
 
 def _plot(audits: Mapping[str, Audited], path: Path) -> Path:
     """Histograms of the scores of included and left-out canaries, one row for each audit."""
-    figure = Figure(figsize=(7, 0.8 + 2.4 * len(audits)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(7, 0.8 + 2.4 * len(audits))
     rows = np.ravel(figure.subplots(len(audits), 1, squeeze=False))
     for axes, (name, one) in zip(rows, audits.items(), strict=True):
         scores, is_included = one.result.scores, one.canaries.included
@@ -272,6 +270,4 @@ def _plot(audits: Mapping[str, Audited], path: Path) -> Path:
         "released in the canary's coordinate, summed over rounds\n(only what lies outside the dashed lines is guessed)"
         f"\n{relations}; {_caption(audits)}"
     )
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=120)
-    return path
+    return save_figure(figure, path)

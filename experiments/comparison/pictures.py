@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from jaxfl.analysis.plots import (
 )
 from jaxfl.frame import Finished, Row
 from jaxfl.privacy.statements import RELATIONS
-from jaxfl.training.json_files import write_atomically
+from jaxfl.training.summary import write_table
 
 from .options import SILENT, UPDATES
 
@@ -40,11 +38,7 @@ def finish(finished: Finished) -> list[Path]:
     rows, folder = best_rows(finished), finished.run.path
     if not rows:
         return []
-    text = io.StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(folder / TABLE, text.getvalue().encode())
+    write_table(folder / TABLE, rows)
     keys = [(row["method"], row["target_epsilon"]) for row in rows]
     relations = {row["neighboring_relation"] for row in rows} - {None}
     is_one = len({*keys}) == len(keys) and len(relations) == 1

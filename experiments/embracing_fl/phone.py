@@ -93,17 +93,16 @@ def round_seconds(
     *,
     batch_size: int,
     num_local_steps: int,
-    num_stored_samples: int | None = None,
 ) -> RoundSeconds:
     """Seconds that one client needs for a round, by cause.
+
+    The frozen part runs on the samples of the local steps; Algorithm 1 runs it on all of the client's samples.
 
     Args:
         work: from `partial_work`.
         profile: the device.
         batch_size: B, samples of a local step.
         num_local_steps: tau.
-        num_stored_samples: samples that run through the frozen part, once a round. Default: tau B, those that the local
-            steps use; Algorithm 1 takes all of the client's samples.
 
     Raises:
         ArgumentError: a count below 1, a number of the device that is not positive, or a model beyond its memory.
@@ -127,20 +126,18 @@ def round_seconds(
     check.at_least(1, batch_size=batch_size, num_local_steps=num_local_steps)
     check.positive(**profile._asdict())
     step_samples = batch_size * num_local_steps
-    num_stored = step_samples if num_stored_samples is None else num_stored_samples
-    check.at_least(1, num_stored_samples=num_stored)
     num_bytes = training_bytes(work.trained, batch_size)
     if num_bytes > profile.memory_bytes:
         requirement = f"must hold the {check.bytes_text(num_bytes)} that training with batches of {batch_size} needs"
         remedy = "Train fewer layers or smaller batches on this device."
         raise ArgumentError("memory_bytes", requirement, f"got {check.bytes_text(profile.memory_bytes)}", remedy)
     whole_flops, trained_flops = (2 * part.macs + part.other_operations for part in (work.whole, work.trained))
-    forward_flops = (whole_flops - trained_flops) * num_stored + trained_flops * step_samples
+    cut_bytes = 2 * _BYTES * sum(work.cuts)
     return RoundSeconds(
-        forward=forward_flops / profile.forward_flops_per_second,
+        forward=whole_flops * step_samples / profile.forward_flops_per_second,
         backward=2 * trained_flops * step_samples / profile.backward_flops_per_second
         + num_local_steps * num_bytes / profile.backward_bytes_per_second,
-        io=len(work.cuts) * profile.io_seconds + 2 * _BYTES * sum(work.cuts) * num_stored / profile.io_bytes_per_second,
+        io=len(work.cuts) * profile.io_seconds + cut_bytes * step_samples / profile.io_bytes_per_second,
         communication=8 * _BYTES * work.whole.parameters / profile.downlink_bits_per_second
         + 8 * _BYTES * work.trained.parameters / profile.uplink_bits_per_second
         + (len(work.cuts) + 2) * profile.latency_seconds,

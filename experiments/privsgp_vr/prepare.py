@@ -38,7 +38,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of all rows; rows that cannot run are refused before noise is calibrated."""
     of_file = [name for name, row in rows.items() if isinstance(row.config.budget.node_epsilons, str)]
     rows = {name: row._replace(config=with_budgets(row.config)) for name, row in rows.items()}
-    sizes = {name: _sizes(row) for name, row in rows.items()}
+    sizes = {name: row.sizes() for name, row in rows.items()}
     for row in rows.values():
         check_config(row.config)
     _refuse_impossible(rows)
@@ -82,12 +82,6 @@ def finish(finished: Finished) -> list[Path]:
     dataset, data = config.data.load(), config.clients.data(config.data)(config.run.seed)
     path = finished.run.path / "plots" / "partition.png"
     return [plot_partition(data, dataset.train_labels, dataset.num_classes, path)]
-
-
-def _sizes(row: Row) -> list[int]:
-    """Samples of every node, over all seeds."""
-    data_of = row.config.clients.data(row.config.data)
-    return np.concatenate([np.asarray(data_of(seed).sizes) for seed in row.seeds]).tolist()
 
 
 def _refuse_impossible(rows: Mapping[str, Row]) -> None:

@@ -61,9 +61,10 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     for row in rows.values():
         check_config(row.config)
     config = next(iter(rows.values())).config
+    how = config.clients.partition + (f" {config.clients.alpha:g}" if config.clients.partition == "dirichlet" else "")
     line = (
         f"{config.data.dataset}: {len(config.data.load().train_labels)} samples over {config.clients.nodes} clients "
-        f"({config.clients.partition} {config.clients.alpha:g}), {config.network.model} of "
+        f"({how}), {config.network.model} of "
         f"{size(jax.eval_shape(config.task().init, jax.random.key(0)))} parameters; "
         f"compared: {' '.join(config.layers())}"
     )

@@ -345,7 +345,8 @@ def next_num_steps(
         rho * iteration_gap(max_steps, beta=beta, spread=spread, step_size=step_size)[1:] / taus.astype(jnp.float32)
     )
     bracket = step_size * kappa - jnp.where(rho > 0, slowdown, 0.0)
-    possible = jnp.minimum(taus * rounds_left, iterations_left).astype(jnp.float32)
+    most = taus.astype(jnp.float32) * rounds_left.astype(jnp.float32)  # the product may exceed 32 bits
+    possible = jnp.minimum(most, iterations_left.astype(jnp.float32))
     # The largest T (gamma kappa - rho h / tau) makes G least: the rest of (13) does not depend on tau.
     value = jnp.where((taus <= 2 * num_steps) & (bracket > 0), possible * bracket, 0.0)
     best = jnp.where(value.max() > 0, taus[jnp.argmax(value)], 1)

@@ -44,6 +44,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import flattener, norm, replicate, scale, size, squared_norm
+from jaxfl.data.pool import SomeSamples, some_samples
 from jaxfl.gradients import per_example
 from jaxfl.privacy.gossip import ProblemConstants
 
@@ -52,14 +53,6 @@ _RADIUS = 0.01
 # Shorter steps, relative to |x|, divide the gradient's float32 rounding by almost 0, and do not show L.
 _SHORTEST_STEP = 1e-4
 _SLACK = 1e-3  # relative growth of a loss that still counts as rounding
-
-
-class _Samples(NamedTuple):
-    """The samples that the probes look at, m of each node; padding repeats the node's first sample."""
-
-    inputs: Array  # (n, m, *sample)
-    labels: Array  # (n, m, ...)
-    weights: Array  # (n, m), float32, 1 / number of the node's samples, 0 for padding
 
 
 class _Probing(NamedTuple):
@@ -129,7 +122,7 @@ def estimate_constants(
     check.positive(step_size=step_size)
     if max_samples_per_node is not None:
         check.at_least(1, max_samples_per_node=max_samples_per_node)
-    samples = _samples(data, max_samples_per_node)
+    samples = some_samples(data, max_samples_per_node or data.max_size)
     params, end = _probe(task, key, samples, jnp.int32(num_probes), jnp.float32(step_size))
     constants = ProblemConstants(
         smoothness=float(end.smoothness),
@@ -151,20 +144,10 @@ def estimate_constants(
     return constants
 
 
-def _samples(data: FederatedData, most: int | None) -> _Samples:
-    """Pick at most a number of samples of each node, evenly spaced in its list (which may be sorted)."""
-    sizes = np.asarray(data.sizes, np.int64)
-    counts = sizes if most is None else np.minimum(sizes, most)
-    slots = np.arange(counts.max())
-    valid = slots[None, :] < counts[:, None]
-    positions = np.where(valid, slots[None, :] * sizes[:, None] // counts[:, None], 0)
-    pool = np.take_along_axis(np.asarray(data.indices), positions, axis=1)
-    weights = (valid / counts[:, None]).astype(np.float32)
-    return _Samples(inputs=data.inputs[pool], labels=data.labels[pool], weights=jnp.asarray(weights))
-
-
 @partial(jax.jit, static_argnums=0)
-def _probe(task: Task, key: Array, samples: _Samples, num_probes: Array, step_size: Array) -> tuple[PyTree, _Probing]:
+def _probe(
+    task: Task, key: Array, samples: SomeSamples, num_probes: Array, step_size: Array
+) -> tuple[PyTree, _Probing]:
     """(x^0 of one node, the end of the probing run). The length is traced: one program, so that maxima are nested."""
     num_nodes = samples.weights.shape[0]
     start = task.init(purpose_key(key, Purpose.INIT))
@@ -217,13 +200,13 @@ def _probe(task: Task, key: Array, samples: _Samples, num_probes: Array, step_si
     return start, jax.lax.fori_loop(0, num_probes, probe, begin)
 
 
-def _gradient(task: Task, params: PyTree, samples: _Samples) -> tuple[Array, PyTree]:
+def _gradient(task: Task, params: PyTree, samples: SomeSamples) -> tuple[Array, PyTree]:
     """Loss and gradient of one node."""
     total = per_example.weighted_sum(task, params, samples.inputs, samples.labels, samples.weights)
     return jnp.sum(samples.weights * total.losses), total.gradient
 
 
-def _largest_norm(task: Task, params: PyTree, samples: _Samples) -> Array:
+def _largest_norm(task: Task, params: PyTree, samples: SomeSamples) -> Array:
     """Largest norm of a sample's gradient at one node, (); no gradients held where layers have factors."""
     if task.factors is not None:
         _, factors = task.factors(params, samples.inputs, samples.labels)

@@ -35,6 +35,7 @@ class Quantizer(NamedTuple):
     Guarantees:
         - unbiased for values in the range, up to the resolution of the uniform numbers.
         - all values are on the grid and in the range; zero stays zero.
+        - in equal steps, a zero tells no sign.
         - in equal steps, the error is below a step and the variance at most step^2 / 4 a coordinate.
         - in equal steps, distributions of x and x' are at most |x - x'| / step apart, in total variation a coordinate.
 
@@ -86,7 +87,8 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
     check.positive(threshold=threshold)
 
     def apply(values, uniform):
-        return jnp.copysign(_to_grid(1, threshold, 0, 1, jnp.abs(values), uniform), values)
+        size = _to_grid(1, threshold, 0, 1, jnp.abs(values), uniform)
+        return jnp.where(size == 0, 0.0, jnp.copysign(size, values))  # a zero with a sign would tell that of x
 
     return Quantizer(bits=math.log2(3), apply=apply, overflows=partial(_num_beyond, threshold, -1, 1))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import check
+from jaxfl.core import Array, check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import FederatedData, NodeNames, node_text
 from jaxfl.data.partition import NamedParts, by_owner, dirichlet, few_classes, iid, label_shards, whole_writers
@@ -265,3 +265,29 @@ def _index_rows(parts: Sequence[Any], num_samples: int, names: Sequence[str] | N
         who = f"{first} holds it twice" if first == second else f"{first} and {second} hold it"
         raise ArgumentError("parts", "must hold every sample at most once", f"sample {sample}: {who}", "Remove one.")
     return rows
+
+
+class SomeSamples(NamedTuple):
+    """Some of each node's samples, m at most; padding repeats its first."""
+
+    inputs: Array  # (n, m, *sample)
+    labels: Array  # (n, m, ...)
+    weights: Array  # (n, m), float32, 1 / number of the node's samples here, 0 for padding
+
+
+def some_samples(data: FederatedData, most: int) -> SomeSamples:
+    """At most `most` samples of each node, evenly spaced in its list, which may be sorted.
+
+    Guarantees:
+        - padding has weight 0, and each node's weights sum to 1.
+    """
+    check.at_least(1, most=most)
+    slots = jnp.arange(min(most, data.max_size))
+    counts = jnp.minimum(data.sizes, len(slots))
+    valid = slots[None, :] < counts[:, None]
+    # Slot s of m looks at sample floor(s J / m), without the product, which may not fit 32 bits.
+    step, rest = jnp.divmod(data.sizes, counts)
+    positions = slots[None, :] * step[:, None] + slots[None, :] * rest[:, None] // counts[:, None]
+    pool = jnp.take_along_axis(data.indices, jnp.where(valid, positions, 0), axis=1)
+    weights = valid.astype(jnp.float32) / counts[:, None].astype(jnp.float32)
+    return SomeSamples(inputs=data.inputs[pool], labels=data.labels[pool], weights=weights)

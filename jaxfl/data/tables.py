@@ -250,14 +250,15 @@ def _of_columns(source: str, columns: Mapping[str, Any], roles: Mapping[str, str
 
 
 def _kinds(source: str, name: str, values: Any) -> np.ndarray:
-    """Integers if all are, else text; their order is that of classes and nodes."""
+    """Integers if all are whole numbers as one writes them, else text; their order is that of classes and nodes."""
     listed = values.tolist() if isinstance(values, np.ndarray) else values
     for number, value in enumerate(listed, start=2):
         if value is None or value != value:
             found = f"row {number} of {source} has none in column {name}"
             raise ArgumentError("dataset", "must say each sample's label and site", found, "Fill or drop such rows.")
     texts = [str(value) for value in listed]
-    return np.array(texts, np.int64 if all(text.isdecimal() for text in texts) else np.str_)
+    are_numbers = all(text.isdecimal() and len(text) < 19 and str(int(text)) == text for text in texts)
+    return np.array(texts, np.int64 if are_numbers else np.str_)
 
 
 def _numbers(source: str, name: str, values: Any) -> Any:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from jaxfl.core import Algorithm, ArgumentError, Array
 from jaxfl.data.tables import is_file
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
@@ -57,6 +59,11 @@ class Row(NamedTuple):
     def baseline(self) -> str:
         """The member of `BASELINES` that the row is; empty for a row that is compared."""
         return self.settings.get("baseline", "")
+
+    def sizes(self) -> list[int]:
+        """Samples of every node, over all seeds."""
+        data_of = self.config.clients.data(self.config.data)
+        return np.concatenate([np.asarray(data_of(seed).sizes) for seed in self.seeds]).tolist()
 
 
 class Prepared(NamedTuple):

@@ -71,7 +71,8 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
         "Name the options in the first row.",
     )
     try:
-        if file.suffix == ".jsonl":
+        is_json = file.suffix == ".jsonl"
+        if is_json:
             rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
         else:
             with open(file, newline="", encoding="utf-8") as lines:
@@ -81,7 +82,10 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
         raise ArgumentError("--grid-file", requirement, found, remedy) from None
     except ValueError:  # no JSON, no UTF-8
         raise ArgumentError("--grid-file", requirement, f"{path} is none", remedy) from None
-    if not rows or any(not isinstance(row, dict) or set(row) != set(rows[0]) or None in row.values() for row in rows):
+    # A short row of CSV has None for what it lacks.
+    if not rows or any(
+        not isinstance(row, dict) or set(row) != set(rows[0]) or (not is_json and None in row.values()) for row in rows
+    ):
         found = f"{path} has {len(rows)} rows" if not rows else f"{path} has rows of different options"
         raise ArgumentError("--grid-file", requirement, found, remedy)
     names = {column: column.strip().replace("-", "_") for column in rows[0]}
@@ -125,6 +129,8 @@ def sample_axis(
     for number, text in enumerate(ranges):
         name, _, bounds = text.partition("=")
         name = name.replace("-", "_")
+        if name in values:
+            raise ArgumentError("--sample", "must name each option once", f"got {name!r} twice", "Leave one out.")
         scale, *ends = bounds.split(":") if bounds.startswith("log:") else ("", *bounds.split(":"))
         try:
             low, high = (float(end) for end in ends)

@@ -142,11 +142,15 @@ def _tell(
         if "budget_spent" in entry.get("status", ()):
             rounds = max(entry["rounds_per_seed"])
             is_proven = flat(request.rows[name].config).get("bound", "proven") == "proven"
-            statement = next(each for each in entry["privacy"] if (each["bound"] == "proven") == is_proven)
-            has_epsilon = statement["dp_epsilon"] is not None
-            what = "privacy budget was" if has_epsilon else "iterations that a budget pays for were"
+            statements = [each for each in entry["privacy"] if (each["bound"] == "proven") == is_proven]
+            what = "iterations that a budget pays for were"
+            if not statements:
+                what = "budget was"
+            elif statements[0]["dp_epsilon"] is not None:
+                what = "privacy budget was"
             note = f"{name}: the {what} spent after {rounds} rounds, and the run stopped there"
-            console.print(f"{note}: {statement_text(statement)}")
+            reasons = [statement_text(statements[0])] if statements else dict.fromkeys(filter(None, entry["reason"]))
+            console.print(f"{note}: {', '.join(reasons)}")
     settings = {name: row.settings for name, row in request.rows.items() if not row.baseline}
     paths = ", ".join(map(str, [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]))
     if secrecy.publish is not None:
@@ -179,7 +183,7 @@ def run_pass(request: Request, path: Path, number: int, stop: Stop) -> None:
     All rows are prepared, for their common options decide the compiled program.
 
     Args:
-        asked: the request of the whole run.
+        request: of the whole run.
         path: of the run.
         number: of the pass.
         stop: as `train` takes it.

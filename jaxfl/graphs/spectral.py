@@ -174,9 +174,21 @@ def _contraction_by_svd(graph: Graph, by_columns: bool) -> float:
         product = matrix @ product
     if not by_columns:
         product = product.T
-    num_nodes = graph.num_nodes
-    system = np.concatenate([product - np.eye(num_nodes), np.ones((1, num_nodes))])
-    fixed_vector = np.linalg.lstsq(system, np.append(np.zeros(num_nodes), 1.0), rcond=None)[0]
-    assert (fixed_vector > 0).all(), "strong connectivity and self-loops make the fixed vector positive"
-    root = np.sqrt(fixed_vector)
+    root = np.sqrt(_fixed_vector(product))
     return float(np.linalg.svd(product * root[None, :] / root[:, None], compute_uv=False)[1])
+
+
+def _fixed_vector(matrix: np.ndarray) -> np.ndarray:
+    """v with matrix @ v = v and sum 1, (n,), where columns sum to 1 and every node reaches every other.
+
+    By elimination of one node after the other without a subtraction (Grassmann, Taksar, Heyman 1985), so that small
+    entries are as exact as large ones.
+    """
+    moves, last = matrix.T.copy(), len(matrix) - 1
+    for k in range(last, 0, -1):
+        moves[:k, k] /= moves[k, :k].sum()
+        moves[:k, :k] += np.outer(moves[:k, k], moves[k, :k])
+    fixed = np.ones(len(matrix))
+    for k in range(1, len(matrix)):
+        fixed[k] = fixed[:k] @ moves[:k, k]
+    return fixed / fixed.sum()

@@ -138,6 +138,16 @@ def require_any(releases: Sequence[Any]) -> None:
         raise ArgumentError("releases", "must hold one release a node", "got none", "Pass a non-empty sequence.")
 
 
+def kinds(releases: Sequence[Any]) -> set[Any]:
+    """Each kind of release once; numbers of NumPy and JAX become Python's, which can be hashed."""
+    require_any(releases)
+    found = set()
+    for release in releases:
+        arrays = {name: value for name, value in release._asdict().items() if hasattr(value, "dtype")}
+        found.add(release._replace(**{name: number(**{name: value}) for name, value in arrays.items()}))
+    return found
+
+
 def number(**argument: Any) -> float:
     """The argument as a Python float, which can be hashed; NumPy's and JAX's numbers are taken too."""
     ((name, value),) = argument.items()
@@ -186,7 +196,7 @@ def smallest_noise(epsilon_of: Callable[[float], float], target_epsilon: float, 
         guess: above 0, of the right order of magnitude.
 
     Raises:
-        ArgumentError: when no noise meets the target.
+        ArgumentError: when no noise meets the target, or all noise does.
 
     Guarantees:
         - never overspends: epsilon_of(result) <= target_epsilon.
@@ -211,6 +221,9 @@ def smallest_noise(epsilon_of: Callable[[float], float], target_epsilon: float, 
         value = excess(high if toward > 0 else low)
     else:
         found = f"epsilon is {epsilon_of(math.exp(high)):g} at noise {math.exp(high):g}"
+        if toward < 0:
+            requirement = "must need noise: dp_delta alone allows to leave it out"
+            raise ArgumentError("target_epsilon", requirement, found, "Pass a smaller dp_delta.")
         raise ArgumentError("target_epsilon", "must be met by some noise", found, "Pass a larger dp_delta.")
     log_noise = cast(float, scipy.optimize.brentq(excess, low, high, xtol=_PRECISION / 2))
     noise = in_digits(math.exp(log_noise))

@@ -49,6 +49,18 @@ class Measure(NamedTuple):
     data: Callable[[int], FederatedData] | None = None
 
 
+def larger_is_worse(metric: str) -> bool:
+    """True for a loss, an error, a perplexity or a distance, by the end of its name; others are best where largest.
+
+    Examples:
+        >>> larger_is_worse("test_loss_worst_node"), larger_is_worse("own_error"), larger_is_worse("test_accuracy")
+        (True, True, False)
+    """
+    for part in ("_worst_node", "_average_model", "_spread"):
+        metric = metric.removesuffix(part)
+    return metric.endswith(("loss", "error", "perplexity", "distance"))
+
+
 class Case(NamedTuple):
     """One line of a comparison.
 

@@ -19,6 +19,7 @@ import jax
 
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import at_least
+from jaxfl.training.case import larger_is_worse
 from jaxfl.training.run_directory import RunDirectory, slug
 
 
@@ -62,7 +63,7 @@ def early_stop(metric: str, patience: int) -> Hook:
     the rounds that ran. They do not cover the choice of this number, which depends on the metric.
 
     Args:
-        metric: its name in `Evaluation.metrics`; the smallest loss is the best, the largest value of other metrics.
+        metric: its name in `Evaluation.metrics`; the smallest value is the best if `larger_is_worse`, else the largest.
         patience: evaluations without improvement, at least 1, after which the lane ends.
 
     Raises:
@@ -74,7 +75,7 @@ def early_stop(metric: str, patience: int) -> Hook:
         [False, False, False, True]
     """
     at_least(1, patience=patience)
-    sign = -1.0 if "loss" in metric else 1.0
+    sign = -1.0 if larger_is_worse(metric) else 1.0
     best: dict[tuple[str, int], tuple[float, int]] = {}  # lane -> best value, evaluations since
 
     def hook(evaluation: Evaluation) -> bool:

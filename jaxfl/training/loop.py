@@ -28,8 +28,8 @@ from jaxfl.training.processes import any_process, is_first, on_first, several
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.run_directory import PRIVACY, RunDirectory, held
 from jaxfl.training.signals import Stop, Stopped
-from jaxfl.training.sites import SITES, site_rows, write_sites
-from jaxfl.training.summary import RESULTS, every_node, summarize_run, write_results
+from jaxfl.training.sites import SITES, site_rows
+from jaxfl.training.summary import RESULTS, every_node, summarize_run, write_results, write_table
 
 
 def train(
@@ -177,7 +177,7 @@ def _conclude(
     in_order = {lane.label: records[lane.label] for lane in lanes if lane.label in records}
     content = summarize_run(lines, in_order, facts, config=run.config, status=status)
     if rows := site_rows(lanes, in_order, {name: row["privacy"] for name, row in content["cases"].items()}):
-        on_first(write_sites)(run.path / SITES, rows)
+        on_first(write_table)(run.path / SITES, rows)
     names = {lane.name: lane.node_names for lane in reversed(lanes)}  # of the first seed
     if node_epsilons := every_node(content["cases"], names):
         on_first(write_json)(run.path / PRIVACY, jsonable(node_epsilons, "privacy"))

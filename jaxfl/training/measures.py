@@ -34,11 +34,9 @@ from jaxfl.core import (
 )
 from jaxfl.core.check import at_least
 from jaxfl.core.tasks import calibrated_state, sample_losses, sample_metrics
-from jaxfl.training.case import EvaluationSet, Measure, Scores
+from jaxfl.data.pool import SomeSamples, some_samples
+from jaxfl.training.case import EvaluationSet, Measure, Scores, larger_is_worse
 from jaxfl.training.chunks import Diverged
-
-LARGER_IS_WORSE = ("loss", "error", "perplexity", "distance")
-"""Endings of metric names whose worst node has the largest value; for all others it has the smallest."""
 
 
 def evaluation_set(inputs: Any, labels: Any, batch_size: int = 256) -> EvaluationSet:
@@ -109,7 +107,7 @@ def worst(name: str, values: np.ndarray) -> float:
         >>> worst("accuracy", np.array([0.5, 0.9])), worst("loss", np.array([0.5, 0.9]))
         (0.5, 0.9)
     """
-    return float(values.max() if name.endswith(LARGER_IS_WORSE) else values.min())
+    return float(values.max() if larger_is_worse(name) else values.min())
 
 
 def flatten_scores(scores: Scores, measure: str = "test") -> dict[str, float]:
@@ -257,45 +255,27 @@ def _calibrated(task: Task, variables: Variables, calibration: CalibrationSet) -
     return Variables(params=variables.params, model_state=state)
 
 
-class TrainingSamples(NamedTuple):
-    """The samples that are measured on, m of each node."""
-
-    inputs: Array  # (n, m, *sample)
-    labels: Array  # (n, m, ...)
-    weights: Array  # (n, m), float32, 1 / number of the node's samples here, 0 for padding
-
-
-def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] | None = None) -> Measure:
+def stationarity(task: Task, most_samples: int) -> Measure:
     """Make the measure of the average model on training data: its metrics, and the objective's squared gradient norm.
 
     Args:
         task: its loss and metrics.
         most_samples: m, training samples of each node that are used; a node with fewer uses all.
-        calibration: (samples, batch size) on which the average model's batch statistics are measured; with the numbers
-            of `calibrated_scores` these are the same. None takes the model state as it is.
 
     Returns:
         The measurement of `train_<metric>_average_model` for each metric, a mean over nodes of means over samples, and
         `gradient_norm_squared_average_model`, |grad F|^2, L2.
 
     Raises:
-        ArgumentError: a number below 1, or calibration of a task without model state.
+        ArgumentError: a number below 1.
 
     Guarantees:
         - the squared norm is that of the mean gradient, 0 at a minimum of F.
         - model state is held fixed: the gradient is with respect to parameters alone.
     """
     at_least(1, most_samples=most_samples)
-    if calibration is not None:
-        _check_calibration(task, calibration[0])
-        at_least(1, batch_size=calibration[1])
 
-    @jax.jit
-    def prepare(key: Array, data: FederatedData) -> tuple[TrainingSamples, CalibrationSet | None]:
-        drawn = None if calibration is None else calibration_set(key, data, *calibration)
-        return training_samples(data, most_samples), drawn
-
-    def of_node(average: PyTree, samples: TrainingSamples) -> tuple[PyTree, dict[str, Array]]:
+    def of_node(average: PyTree, samples: SomeSamples) -> tuple[PyTree, dict[str, Array]]:
         has_state = task.train_loss is not None
 
         def loss(params):
@@ -306,17 +286,14 @@ def stationarity(task: Task, most_samples: int, *, calibration: tuple[int, int] 
         named = sample_metrics(task, average, samples.inputs, samples.labels)
         return gradient, {name: jnp.sum(samples.weights * value) for name, value in named.items()}
 
-    def compute(node_params: PyTree, arrays: tuple[TrainingSamples, CalibrationSet | None]) -> dict[str, Array]:
-        samples, drawn = arrays
+    def compute(node_params: PyTree, samples: SomeSamples) -> dict[str, Array]:
         average = average_model(node_params)
-        if drawn is not None:
-            average = _calibrated(task, average, drawn)
         gradients, metrics = over_nodes(lambda part: of_node(average, part), task.node_loop)(samples)
         squares = [jnp.sum(leaf.mean(axis=0) ** 2) for leaf in jax.tree.leaves(gradients)]
         named = {f"train_{name}_average_model": values.mean() for name, values in metrics.items()}
         return {**named, "gradient_norm_squared_average_model": jnp.stack(squares).sum()}
 
-    return Measure(compute=compute, prepare=prepare)
+    return Measure(compute=compute, prepare=jax.jit(lambda key, data: some_samples(data, most_samples)))
 
 
 def own_scores(task: Task, held: Callable[[int], FederatedData]) -> Measure:
@@ -334,37 +311,19 @@ def own_scores(task: Task, held: Callable[[int], FederatedData]) -> Measure:
         - every node counts the same, whatever the number of its samples.
     """
 
-    def of_node(values: tuple[PyTree, TrainingSamples]) -> dict[str, Array]:
+    def of_node(values: tuple[PyTree, SomeSamples]) -> dict[str, Array]:
         params, samples = values
         named = sample_metrics(task, params, samples.inputs, samples.labels)
         return {name: jnp.sum(samples.weights * value) for name, value in named.items()}
 
-    def compute(node_params: PyTree, samples: TrainingSamples) -> dict[str, Array]:
+    def compute(node_params: PyTree, samples: SomeSamples) -> dict[str, Array]:
         line, num_nodes = {}, len(samples.weights)
         # An algorithm with a server has one model, which is then every node's.
         node_params = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_nodes, *leaf.shape[1:])), node_params)
         for name, values in over_nodes(of_node, task.node_loop)((node_params, samples)).items():
-            worst_of = jnp.max if name.endswith(LARGER_IS_WORSE) else jnp.min
+            worst_of = jnp.max if larger_is_worse(name) else jnp.min
             line |= {f"own_{name}": values.mean(), f"own_{name}_worst_node": worst_of(values)}
             line[f"own_{name}_spread"] = values.std()
         return line
 
-    return Measure(compute, prepare=lambda key, data: training_samples(data, data.max_size), data=held)
-
-
-def training_samples(data: FederatedData, most: int) -> TrainingSamples:
-    """At most `most` samples of each node, evenly spaced in its list, which may be sorted.
-
-    Guarantees:
-        - padding has weight 0, and each node's weights sum to 1.
-    """
-    at_least(1, most=most)
-    slots = jnp.arange(min(most, data.max_size))
-    counts = jnp.minimum(data.sizes, len(slots))
-    valid = slots[None, :] < counts[:, None]
-    # Slot s of m looks at sample floor(s J / m), without the product, which may not fit 32 bits.
-    step, rest = jnp.divmod(data.sizes, counts)
-    positions = slots[None, :] * step[:, None] + slots[None, :] * rest[:, None] // counts[:, None]
-    pool = jnp.take_along_axis(data.indices, jnp.where(valid, positions, 0), axis=1)
-    weights = valid.astype(jnp.float32) / counts[:, None].astype(jnp.float32)
-    return TrainingSamples(inputs=data.inputs[pool], labels=data.labels[pool], weights=weights)
+    return Measure(compute, prepare=lambda key, data: some_samples(data, data.max_size), data=held)

@@ -7,20 +7,16 @@ holds that case's metric, too.
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rich.table
 
 from jaxfl.privacy.statements import RELATIONS, rounded_up
-from jaxfl.training.json_files import jsonable, write_atomically
+from jaxfl.training.case import larger_is_worse
 from jaxfl.training.lanes import Lane
-from jaxfl.training.measures import LARGER_IS_WORSE
 from jaxfl.training.summary import format_spread, spread
 
 SITES = "sites.csv"
@@ -76,15 +72,6 @@ def _beside(lane: Lane, lanes: Sequence[Lane]) -> tuple[str, int]:
     return max(found, key=lambda other: len(own & other.case.settings.items()), default=lane._replace(name="")).label
 
 
-def write_sites(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Replace sites.csv."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: jsonable(value, name) for name, value in row.items()} for row in rows)
-    write_atomically(path, text.getvalue().encode())
-
-
 def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table | None:
     """The sites of a case, mean ± standard deviation over seeds; with more than 20 only the ten worst.
 
@@ -109,7 +96,7 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
     spreads = {site: {name: spread([row[name] for row in own]) for name in metrics} for site, own in groups.items()}
     order, caption = list(groups), []
     if len(order) > _MOST_ROWS and metrics:
-        sign = -1 if metrics[0].endswith(LARGER_IS_WORSE) else 1
+        sign = -1 if larger_is_worse(metrics[0]) else 1
         means = {site: own[metrics[0]]["mean"] for site, own in spreads.items()}
         order.sort(key=lambda site: -math.inf if (mean := means[site]) is None else sign * mean)
     if len(order) > _MOST_ROWS:

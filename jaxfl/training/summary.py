@@ -16,6 +16,7 @@ import rich.table
 from jaxfl.core.check import one_of
 from jaxfl.privacy.statements import caption as statements_in_short
 from jaxfl.privacy.statements import simulation, statement_text
+from jaxfl.training.case import larger_is_worse
 from jaxfl.training.chunks import COSTS
 from jaxfl.training.json_files import jsonable, write_atomically
 
@@ -196,8 +197,8 @@ def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
 
     Args:
         summary: content of summary.json.
-        metrics: the first one that some case has decides, by its mean over seeds. The smallest loss is best, otherwise
-            the largest value.
+        metrics: the first one that some case has decides, by its mean over seeds: the smallest value if
+            `larger_is_worse`, else the largest.
 
     Returns:
         Names. A case without this number is last.
@@ -209,7 +210,7 @@ def ranking(summary: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     """
     cases, metric = summary["cases"], deciding(summary, metrics)
     means = {case: (row.get(metric) or {}).get("mean") for case, row in cases.items()}
-    sign = 1 if "loss" in metric else -1
+    sign = 1 if larger_is_worse(metric) else -1
     return sorted(cases, key=lambda case: math.inf if (mean := means[case]) is None else sign * mean)
 
 
@@ -346,9 +347,7 @@ def write_results(
     ending += ["reason", "seconds"]
     columns = [f"option_{name}" if name in ("case", "seed", *ending) else name for name in options]
     header = ["case", "seed", *columns, *ending]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
+    rows = []
     for (case, seed), record in lanes.items():
         line = last.get((case, seed), {})
         row = [case, seed, *(settings[case].get(name) for name in options), record["status"], record["until"]]
@@ -357,7 +356,16 @@ def write_results(
             first = next((each for each in stated[case, seed] if each["bound"] == bound), {})
             row += [first.get(name) for name in _EPSILON]
         row += [record["reason"], f"{record['seconds']['run']:.3f}"]
-        writer.writerow([jsonable(value, name) for value, name in zip(row, header, strict=True)])
+        rows.append(dict(zip(header, row, strict=True)))
+    write_table(path, rows)
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Replace a CSV file; the first row has all columns."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: jsonable(value, name) for name, value in row.items()} for row in rows)
     write_atomically(path, text.getvalue().encode())
 
 

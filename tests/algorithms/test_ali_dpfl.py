@@ -221,6 +221,7 @@ def test_the_edges_of_the_search():
     assert chosen(50, 1, 4, kappa=100.0) == 4, "no more than the iterations that are left"
     assert chosen(8, 0, 10) == chosen(8, 5, 0) == 0, "a spent budget"
     assert chosen(50, 63, 317, rho=0.0) == 6, "equal bounds: the smallest tau that spends all"
+    assert chosen(50, 2**30, 2**30, rho=0.0) == 1, "products of more than 32 bits"
 
 
 def test_the_search_agrees_with_the_loop_on_random_constants():

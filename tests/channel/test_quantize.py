@@ -61,6 +61,7 @@ def test_values_are_on_the_grid_and_in_the_range(name):
     np.testing.assert_array_equal(np.unique(found), np.unique(np.clip(np.arange(-3, 4) * STEP, *RANGES[name])))
     zero = int(np.flatnonzero(VALUES == 0)[0])
     assert (found[zero] == 0).all(), "zero stays zero"
+    assert not np.signbit(found[found == 0]).any(), "a zero tells no sign"
     if name == "ternary":
         assert (found * VALUES[:, None] >= 0).all(), "never of the other sign"
 

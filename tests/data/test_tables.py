@@ -55,6 +55,13 @@ def test_numbers_as_names_are_in_the_order_of_numbers(tmp_path):
     }
 
 
+def test_names_that_are_no_plain_numbers_stay_as_they_are(tmp_path):
+    names = ["007", "7", "99999999999999999999"]
+    rows = [f"{k},{names[k % 3]},0,0" for k in range(60)]
+    data = load_file(table(tmp_path, *rows), label_column="ill", site_column="site")
+    assert data.writer_names == tuple(names)
+
+
 @pytest.mark.parametrize("split", [False, True])
 def test_arrays_keep_images_and_their_own_split(split, tmp_path):
     images, labels = np.arange(40 * 4, dtype=np.uint8).reshape(40, 2, 2), np.arange(40) % 4

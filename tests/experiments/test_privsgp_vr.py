@@ -170,6 +170,18 @@ def test_stops_when_the_budget_is_spent(tmp_path, capsys):
     assert proven(row["privacy"])["dp_epsilon"] <= 0.5 < epsilon_of(config, 359, rounds + 1)
 
 
+def test_a_budget_without_an_epsilon_ends_with_its_reason(tmp_path, capsys):
+    def without_privacy(rows):
+        prepared = prepare(rows)
+        budget = {"privacy": None, "budgets": {"bits_sent": 1.0}, "chunk_rounds": 2}
+        return prepared._replace(cases={name: case._replace(**budget) for name, case in prepared.cases.items()})
+
+    options = "--nodes 2 --hidden 4 --iterations 4 --noise-std 0.1 --method PrivSGP --seeds 0 --quiet".split()
+    assert main(EXPERIMENT._replace(prepare=without_privacy), [*options, "--out", str(tmp_path / "run")]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "PrivSGP: the budget was spent after 1 rounds, and the run stopped there: bits_sent reached 19904" in printed
+
+
 def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, capsys):
     """Its noise, and what it has stated, come from another bound, as those of releases before this one do."""
     command = ["--nodes", "2", "--iterations", "2", "--seeds", "0", "--method", "PrivSGP-VR", "--out", str(tmp_path)]

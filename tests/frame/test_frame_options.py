@@ -130,6 +130,11 @@ class TestGrids:
                 '{"rounds": 1, "step_size": "theory", "widths": [8, 4], "fast": true}\n\n'
                 '{"rounds": 2, "step_size": 0.5, "widths": [16], "fast": false}\n',
             ),
+            (
+                "c.jsonl",
+                '{"rounds": 1, "step_size": "theory", "widths": [8, 4], "fast": true, "clip_norm": null}\n'
+                '{"rounds": 2, "step_size": 0.5, "widths": [16], "fast": false, "clip_norm": 1}\n',
+            ),
         ],
     )
     def test_a_row_of_a_file_is_a_point(self, name, text, tmp_path):
@@ -137,6 +142,10 @@ class TestGrids:
         lines = ask(["--shape", "circle", "--grid-file", str(tmp_path / name)])
         expected = [(1, "theory", (8, 4), True), (2, 0.5, (16,), False)]
         assert values_of(lines, "rounds", "step_size", "widths", "fast") == expected
+
+    def test_a_range_is_given_once(self):
+        with pytest.raises(ArgumentError, match="--sample: must name each option once; got 'rounds' twice"):
+            sample_axis(["rounds=1:3", "rounds=5:9"], 4, 0, KNOWN)
 
     def test_ranges_are_kept_reproducible_and_extended(self):
         ranges = ["step_size=log:0.01:1", "rounds=3:5", "radius=-1:1"]

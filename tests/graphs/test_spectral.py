@@ -9,6 +9,7 @@ from jaxfl import graphs
 from jaxfl.graphs.spectral import (
     _contraction_by_fft,
     _contraction_by_svd,
+    _fixed_vector,
     consensus_weights,
     laplacian,
     laplacian_eigenvalues,
@@ -70,6 +71,17 @@ def test_the_contraction_is_attained_by_the_rounds_in_their_order():
 def test_circulant_graphs_give_the_same_number_by_fourier_transform_as_by_singular_values(make):
     graph = make(11)
     np.testing.assert_allclose(_contraction_by_fft(graph), _contraction_by_svd(graph, True), atol=1e-12)
+
+
+def test_nodes_with_next_to_no_mass():
+    """Node i sends to itself, to node 0 and to node i + 1, in equal parts: masses fall by half from node to node."""
+    size = 100
+    sends = np.eye(size) + np.eye(size, k=-1)
+    sends[0] = 1
+    graph = graphs.from_matrix(sends / sends.sum(axis=0))
+    masses = _fixed_vector(graph.mixing_matrix(0))
+    np.testing.assert_allclose(masses[2:-1] / masses[1:-2], 0.5, rtol=1e-12)
+    assert 0 < graphs.spectral_gap(graph) < 1
 
 
 def test_row_stochastic_graphs_are_read_transposed():

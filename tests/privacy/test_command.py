@@ -120,7 +120,18 @@ def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
         ("ali-dpfl", {"target": 0.1}, "--constants-noise: must leave 20 estimates"),
         ("dp-fedavg", {"target": 1, "samples": 120}, "--samples: does not count"),
         ("dp-fedavg", {"target": 1, "active": 5}, "--active: must be at most --sites"),
+        (
+            "dp-fedavg",
+            {"target": 1, "active": 2, "sampler": "fixed"},
+            "--target: must have a proven epsilon to meet",
+        ),
+        (
+            "dp-fedavg",
+            {"target": 1, "bound": "published"},
+            "--target: must have a published epsilon to meet",
+        ),
         ("fedavg", {"target": 1, "graph": "ring"}, "--graph: belongs to gradient-tracking"),
+        ("privsgp", {"target": 1, "local_steps": 5}, "--local-steps: belongs to fedavg and ali-dpfl"),
         (TRACKING, {"target": 1, "graph": "rings"}, "--graph: must be one of five_agents"),
         (TRACKING, {"target": 1, "graph": "five_agents"}, "--sites: must be 5 for five_agents"),
         (TRACKING, {"target": 1, "batch": 121}, "--samples: must be an integer of at least 121"),

@@ -97,7 +97,7 @@ def test_what_it_raises_ends_a_run_that_can_go_on_and_be_ended_elsewhere(tmp_pat
 
 def test_an_early_stop_counts_evaluations_without_improvement_lane_by_lane(tmp_path):
     values = {0: (0.5, 0.6, 0.6, 0.5), 1: (0.5, 0.4, 0.7, 0.8)}
-    for metric, sign in (("test_accuracy", 1.0), ("test_loss", -1.0)):
+    for metric, sign in (("test_accuracy", 1.0), ("test_loss", -1.0), ("own_error_worst_node", -1.0)):
         hook = early_stop(metric, patience=2)
         asked = {seed: [] for seed in values}
         for index in range(4):

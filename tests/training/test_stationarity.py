@@ -9,9 +9,9 @@ from toy_problem import TASK, toy_case, train_toy
 
 from jaxfl import core
 from jaxfl.core import ArgumentError, Variables
+from jaxfl.data.pool import some_samples
 from jaxfl.models import classification, layers, sequential
 from jaxfl.training import own_scores, stationarity
-from jaxfl.training.measures import training_samples
 
 
 def squares(node_loop="vmap"):
@@ -65,7 +65,7 @@ def test_model_state_is_held_fixed():
     params = jax.vmap(task.init)(jax.random.split(jax.random.key(0), 3))
     state = {"norm": {"mean": jnp.arange(6.0).reshape(3, 2), "var": 1 + jnp.arange(6.0).reshape(3, 2)}}
     data = uneven()._replace(labels=jnp.arange(9, dtype=jnp.int32) % 3)
-    samples = training_samples(data, 100)
+    samples = some_samples(data, 100)
     found = measured(stationarity(task, 100), Variables(params, state), data)
     average_params, average_state = jax.tree.map(lambda leaf: leaf.mean(axis=0), (params, state))
 
@@ -87,13 +87,13 @@ def test_model_state_is_held_fixed():
 @pytest.mark.parametrize(("most", "seen"), [(100, [[0, 1, 2, 3, 4], [5, 6], [8, 7, 6]]), (2, [[0, 2], [5, 6], [8, 7]])])
 @pytest.mark.quick_cases(1)
 def test_samples_are_evenly_spaced_and_padding_has_weight_0(most, seen):
-    found = training_samples(uneven(), most)
+    found = some_samples(uneven(), most)
     np.testing.assert_allclose(found.weights.sum(axis=1), 1.0, rtol=1e-6)
     for labels, weights, expected in zip(found.labels, found.weights, seen, strict=True):
         np.testing.assert_array_equal(labels[weights > 0], expected)
         np.testing.assert_allclose(weights[weights > 0], 1 / len(expected), rtol=1e-6)
     with pytest.raises(ArgumentError, match="most"):
-        training_samples(uneven(), 0)
+        some_samples(uneven(), 0)
 
 
 def test_a_run_writes_them_and_resumes_with_them(tmp_path):

@@ -54,15 +54,11 @@ def _members(inputs: Array, window: tuple[int, int]) -> list[Array]:
     return [crop[:, i :: window[0], j :: window[1]] for i in range(window[0]) for j in range(window[1])]
 
 
-def _maximum(members: list[Array]) -> Array:
-    return functools.reduce(jnp.maximum, members)
-
-
 @max_pool.defjvp
 def _max_pool_jvp(window, primals, tangents):
     (inputs,), (tangent,) = primals, tangents
     members = _members(inputs, window)
-    largest = _maximum(members)
+    largest = functools.reduce(jnp.maximum, members)
     batch, rows, columns, channels = largest.shape
     crop = tangent[:, : rows * window[0], : columns * window[1]]
     windows = crop.reshape(batch, rows, window[0], columns, window[1], channels)

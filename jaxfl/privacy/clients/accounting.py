@@ -28,8 +28,8 @@ Bounds:
   their divergence at each order;
 - proven: privacy loss distributions (`sampled_releases`), for zero_out and replace_one. Batch sizes and |D_i| are
   public and stay, so adding or removing a sample means zeroing its gradient (zero_out). Renyi DP as above is proven for
-  zero_out, too, whose pair of distributions is the same (the reverse divergence is never larger: Mironov, Talwar,
-  Zhang); it is given where delta is too small for a grid.
+  zero_out, too: its pair of distributions is the same, and the reverse divergence is never larger (Mironov, Talwar,
+  Zhang). It is given where delta is too small for a grid.
 
 References:
     X. Ling, J. Fu, K. Wang, H. Liu, Z. Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local
@@ -162,10 +162,9 @@ def max_iterations(
     """
     target_epsilon = verbs.positive(target_epsilon=target_epsilon)
     check.at_least(0, num_rounds=num_rounds, limit=limit)
-    verbs.require_any(releases)
     costs = []
     # Descending rates: the smallest client pays most, but for others with less noise.
-    for release in sorted(set(releases), key=lambda release: release.num_samples):
+    for release in sorted(verbs.kinds(releases), key=lambda release: release.num_samples):
         num_estimates = num_rounds if release.estimates != "none" else 0
         account, relation = _account(release, 0, num_estimates, dp_delta, bound, neighboring_relation)
         # First without estimates: this allows no fewer iterations, and takes far less time to account for.
@@ -192,7 +191,7 @@ def calibrate_noise_multiplier(
         bound, dp_delta, neighboring_relation: as for `epsilon`.
 
     Raises:
-        ArgumentError: as for `epsilon`, or where no noise meets the budget: the estimates alone may cost more.
+        ArgumentError: as for `epsilon`, or estimates that cost more than the budget.
 
     Guarantees:
         - never overspends: the epsilon of the result is at most target_epsilon, at every client.
@@ -205,18 +204,19 @@ def calibrate_noise_multiplier(
     """
     target_epsilon = verbs.positive(target_epsilon=target_epsilon)
     check.at_least(1, num_iterations=num_iterations)
-    verbs.require_any(releases)
+    settings = {"bound": bound, "dp_delta": dp_delta, "neighboring_relation": neighboring_relation}
     searches, guesses = [], []
-    for release in sorted(set(releases), key=lambda release: release.num_samples):
+    for one in sorted(verbs.kinds(releases), key=lambda release: release.num_samples):
+        estimates = num_estimates if one.estimates != "none" else 0
+        if estimates and (alone := epsilon(one, 0, estimates, **settings)) > target_epsilon:
+            requirement = f"must leave {estimates} estimates within {target_epsilon:g}"
+            raise ArgumentError("estimate_noise_multiplier", requirement, f"they cost {alone:.4g}", "Pass more.")
 
-        def epsilon_of(noise: float, release: ClientRelease = release) -> float:
-            counts = num_iterations, num_estimates if release.estimates != "none" else 0
-            arguments = {"bound": bound, "dp_delta": dp_delta, "neighboring_relation": neighboring_relation}
-            return epsilon(release._replace(noise_multiplier=noise), *counts, **arguments)
+        def epsilon_of(noise: float, one: ClientRelease = one, estimates: int = estimates) -> float:
+            return epsilon(one._replace(noise_multiplier=noise), num_iterations, estimates, **settings)
 
         searches.append(epsilon_of)
-        rate = release.batch_size / release.num_samples
-        guesses.append(verbs.noise_guess(rate, num_iterations, dp_delta, target_epsilon))
+        guesses.append(verbs.noise_guess(one.batch_size / one.num_samples, num_iterations, dp_delta, target_epsilon))
     return verbs.calibrate(searches, target_epsilon, guesses)
 
 

@@ -222,8 +222,7 @@ def _kinds(releases: Release | Sequence[Release]) -> list[Release]:
     """Each kind of release once, the smallest node first. It mostly spends most; with a table of batches not always."""
     if isinstance(releases, Release):
         return [releases]
-    verbs.require_any(releases)
-    return sorted(set(releases), key=lambda release: release.num_entries)
+    return sorted(verbs.kinds(releases), key=lambda release: release.num_entries)
 
 
 def _search(

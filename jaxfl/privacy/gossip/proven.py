@@ -57,6 +57,7 @@ from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
 _UNLIKELY = 1e-20  # probability of the counts of draws that are left out; they count as an infinite loss
+_UNLIKELY_COUNT = 1e-25  # the same for the counts of one batch
 _UNRESOLVED = "; the secrecy of the draws counts for nothing: delta is below the probability that its grid leaves out"
 _TOO_SMALL = "none: delta is below the probability that grids and counts of draws leave out"
 _KEPT_FOR_SAMPLER = 1e-3  # share of delta, kept for the distance of noise on a grid from its stated distribution
@@ -172,7 +173,7 @@ def _counts_epsilon(release: Release, relation: str, num_releases: int, dp_delta
             return math.inf
         number = found[0] + np.arange(len(found[1]))
         probabilities = found[1]
-        missing = rounding_error(num_releases)
+        missing = rounding_error(num_releases) + num_releases * _UNLIKELY_COUNT
     slope = float(np.max((squares[1:] - squares[0]) / counts[1:] ** 2))
     mus = np.sqrt(number * slope + num_releases * squares[0]) / release.noise_std
     return mixed_gaussian_epsilon(mus, probabilities, dp_delta - missing)
@@ -189,13 +190,15 @@ def _likely_counts(num_releases: int, rate: float) -> np.ndarray:
 
 
 def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray]:
-    """Compute how often a sample is in one batch: counts 0 ... m and their probabilities."""
+    """Compute how often a sample is in one batch: counts 0 ... m and their probabilities; more are unlikely."""
     if release.sampler != "uniform" or release.batch_size == 1:
         rate = min(1.0, release.batch_size / release.num_entries)
         return np.arange(2), np.array([1 - rate, rate])
     import scipy.stats  # takes half a second; it is exact for probabilities as small as these
 
     counts = np.arange(release.batch_size + 1)
+    more = scipy.stats.binom.sf(counts, release.batch_size, 1 / release.num_entries)
+    counts = counts[: np.argmax(more <= _UNLIKELY_COUNT) + 1]
     return counts, scipy.stats.binom.pmf(counts, release.batch_size, 1 / release.num_entries)
 
 
@@ -243,4 +246,4 @@ def _replaced_bound(release: Release, num_releases: int, dp_delta: float) -> Bou
     weights = tuple((chances[1:] / rate).tolist())
     (curve,) = composed_curves(replaced, (rate, tuple(shifts), weights), step, num_releases, dp_delta)
     name = "privacy loss distribution of Gaussian releases of batches of fixed size"
-    return Bound(float(curve_epsilon(curve, dp_delta)), name)
+    return Bound(float(curve_epsilon(curve, dp_delta - num_releases * _UNLIKELY_COUNT)), name)

@@ -2,15 +2,18 @@
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
+from jaxfl.core import ArgumentError
 from jaxfl.privacy.clients import (
     WITHOUT_NOISE,
     ClientRelease,
     SampledReleases,
+    calibrate_noise_multiplier,
     epsilon,
     local_iterations_epsilon,
     max_iterations,
@@ -111,6 +114,22 @@ def test_the_limit_is_not_exceeded_and_what_does_not_fit_is_0(bound):
     assert max_iterations([costly], 60, 2.0, bound, **given) == 0
     for release in (CIFAR._replace(clip_norm=None), CIFAR._replace(noise_multiplier=0.0)):
         assert max_iterations([release], 5, 100.0, bound, **given) == 0
+
+
+def test_numbers_of_jax_are_those_of_python():
+    budget = {"bound": "proven", "dp_delta": DELTA}
+    numbers = {"clip_norm": jnp.float32(0.5), "noise_multiplier": jnp.float32(1.5)}
+    of_jax, of_python = (CIFAR._replace(**kind) for kind in (numbers, {"clip_norm": 0.5, "noise_multiplier": 1.5}))
+    most = [max_iterations([one] * 2, 0, 2.0, limit=500, **budget) for one in (of_jax, of_python)]
+    assert most[0] == most[1] > 0
+    noise = [calibrate_noise_multiplier([one], 9, target_epsilon=2.0, **budget) for one in (of_jax, of_python)]
+    assert noise[0] == noise[1]
+
+
+def test_estimates_that_alone_exceed_the_budget_are_named():
+    loud = PRIVATE._replace(estimate_noise_multiplier=0.5)
+    with pytest.raises(ArgumentError, match="estimate_noise_multiplier: must leave 60 estimates within 2"):
+        calibrate_noise_multiplier([loud], 9, 60, target_epsilon=2.0, bound="proven", dp_delta=DELTA)
 
 
 def test_no_budget_pays_for_estimates_without_noise():

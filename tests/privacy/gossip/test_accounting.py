@@ -310,3 +310,14 @@ def test_nothing_is_proven_for_rounded_sums_of_several_samples():
     assert "rounded to bfloat16 as a sum" in str(rounded[1].reason)
     single = release._replace(entry_size=1, storage="bfloat16")
     assert epsilon(PRIVSGP_VR, "proven", single, 10, dp_delta=1e-5) < math.inf
+
+
+@pytest.mark.parametrize("estimator", ["saga", "mini_batch"])
+def test_counts_of_a_large_batch_that_are_left_out_change_no_epsilon(estimator, monkeypatch):
+    small = Release(estimator, "uniform", 60, 90, clip_norm=1.0, noise_std=0.5)
+    found = proven_bound(small, "replace_one", 10, 1e-5)
+    monkeypatch.setattr("jaxfl.privacy.gossip.proven._UNLIKELY_COUNT", 0.0)
+    assert found.dp_epsilon == pytest.approx(proven_bound(small, "replace_one", 10, 1e-5).dp_epsilon, rel=1e-9)
+    large = small._replace(batch_size=1500, num_entries=3000, noise_std=20 / 1500)
+    monkeypatch.undo()
+    assert proven_bound(large, "replace_one", 10, 1e-5).dp_epsilon < 5

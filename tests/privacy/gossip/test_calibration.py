@@ -70,8 +70,13 @@ def test_a_machine_with_other_last_bits_finds_the_same_noise(bound, monkeypatch)
 
 
 def test_no_noise_may_be_enough():
-    with pytest.raises(ArgumentError, match="target_epsilon"):
+    with pytest.raises(ArgumentError, match="target_epsilon: must be met by some noise"):
         smallest_noise(lambda noise: 5.0, 3.0, 1.0)
+
+
+def test_no_noise_may_be_needed():
+    with pytest.raises(ArgumentError, match="target_epsilon: must need noise"):
+        smallest_noise(lambda noise: 0.0, 3.0, 1.0)
 
 
 @pytest.mark.parametrize("limit", [0, 1, 5, 6, 7, 100])

@@ -313,11 +313,12 @@ def test_nothing_is_proven_for_rounded_sums_of_several_samples():
 
 
 @pytest.mark.parametrize("estimator", ["saga", "mini_batch"])
-def test_counts_of_a_large_batch_that_are_left_out_change_no_epsilon(estimator, monkeypatch):
+def test_counts_of_a_large_batch_that_are_left_out_hardly_change_epsilon(estimator, monkeypatch):
     small = Release(estimator, "uniform", 60, 90, clip_norm=1.0, noise_std=0.5)
     found = proven_bound(small, "replace_one", 10, 1e-5)
     monkeypatch.setattr("jaxfl.privacy.gossip.proven._UNLIKELY_COUNT", 0.0)
-    assert found.dp_epsilon == pytest.approx(proven_bound(small, "replace_one", 10, 1e-5).dp_epsilon, rel=1e-9)
+    of_all = proven_bound(small, "replace_one", 10, 1e-5)  # a bound that holds for larger counts, too, is looser
+    assert 0.98 * of_all.dp_epsilon < found.dp_epsilon <= (1 + 1e-9) * of_all.dp_epsilon
     large = small._replace(batch_size=1500, num_entries=3000, noise_std=20 / 1500)
     monkeypatch.undo()
     assert proven_bound(large, "replace_one", 10, 1e-5).dp_epsilon < 5

@@ -122,20 +122,9 @@ def _local_steps(estimates: bool) -> Method:
 
     def least(asked: argparse.Namespace, released: Releases, relation: str | None) -> float:
         settings = {"bound": asked.bound, "dp_delta": asked.delta, "neighboring_relation": relation}
-        if estimates:
-            silent = {one._replace(noise_multiplier=1e6) for one in released}
-            _refuse_estimates(asked, max(clients.epsilon(one, *counts(asked), **settings) for one in silent))
         return clients.calibrate_noise_multiplier(released, *counts(asked), target_epsilon=asked.target, **settings)
 
     return Method(releases, statements, least, "a client's sum of gradients")
-
-
-def _refuse_estimates(asked: argparse.Namespace, alone: float) -> None:
-    """Refuse a target that estimates `alone` exceed: no noise on gradients meets it."""
-    if alone > asked.target:
-        requirement = f"must leave {asked.rounds} estimates of constants within {asked.target:g}"
-        found = f"got {asked.constants_noise:g}, with which they alone cost {rounded_up(alone, 4)}"
-        raise ArgumentError("--constants-noise", requirement, found, "Pass more.")
 
 
 def _updates() -> Method:

@@ -125,7 +125,7 @@ def spanning_tree_roots(weights: Any) -> tuple[int, ...]:
 def consensus_weights(weights: Any) -> np.ndarray:
     """v of Lemma 1 (ii), (n,) float64: v^T laplacian = 0, sum n, so that averaging by W tends to v^T x / n.
 
-    It is v1 for W = R and v2 for W = C^T; positive at the roots of spanning trees and 0 elsewhere, up to rounding.
+    It is v1 for W = R and v2 for W = C^T; positive at the roots of spanning trees and 0 elsewhere.
 
     Raises:
         ArgumentError: unusable weights, or a graph without a spanning tree, which has no unique v.
@@ -134,15 +134,15 @@ def consensus_weights(weights: Any) -> np.ndarray:
         >>> consensus_weights([[0, 1, 0], [2, 0, 0], [0, 1, 0]]).round(6).tolist()
         [2.0, 1.0, 0.0]
     """
-    if not spanning_tree_roots(weights):
+    roots = list(spanning_tree_roots(weights))
+    if not roots:
         requirement = "the graph must have a spanning tree"
         remedy = "Add edges until some node reaches all others."
         raise ArgumentError("weights", requirement, "no node's values reach all others", remedy)
-    matrix = laplacian(weights)
-    num_nodes = len(matrix)
-    system = np.concatenate([matrix.T, np.ones((1, num_nodes))])
-    solution = np.linalg.lstsq(system, np.append(np.zeros(num_nodes), float(num_nodes)), rcond=None)[0]
-    return np.maximum(solution, 0.0)  # rounding alone makes an entry negative
+    values = _weights(weights)
+    found = np.zeros(len(values))
+    found[roots] = len(values) * _stationary(values[np.ix_(roots, roots)])
+    return found
 
 
 def _weights(weights: Any) -> np.ndarray:
@@ -174,21 +174,21 @@ def _contraction_by_svd(graph: Graph, by_columns: bool) -> float:
         product = matrix @ product
     if not by_columns:
         product = product.T
-    root = np.sqrt(_fixed_vector(product))
+    root = np.sqrt(_stationary(product.T))
     return float(np.linalg.svd(product * root[None, :] / root[:, None], compute_uv=False)[1])
 
 
-def _fixed_vector(matrix: np.ndarray) -> np.ndarray:
-    """v with matrix @ v = v and sum 1, (n,), where columns sum to 1 and every node reaches every other.
+def _stationary(moves: np.ndarray) -> np.ndarray:
+    """Stationary distribution (n,) of a Markov chain that moves from i to j at the rate (i, j), from anywhere anywhere.
 
-    By elimination of one node after the other without a subtraction (Grassmann, Taksar, Heyman 1985), so that small
-    entries are as exact as large ones.
+    By elimination of one state after the other without a subtraction (Grassmann, Taksar, Heyman 1985), so that small
+    entries are as exact as large ones. The diagonal does not count.
     """
-    moves, last = matrix.T.copy(), len(matrix) - 1
+    moves, last = moves.copy(), len(moves) - 1
     for k in range(last, 0, -1):
         moves[:k, k] /= moves[k, :k].sum()
         moves[:k, :k] += np.outer(moves[:k, k], moves[k, :k])
-    fixed = np.ones(len(matrix))
-    for k in range(1, len(matrix)):
-        fixed[k] = fixed[:k] @ moves[:k, k]
-    return fixed / fixed.sum()
+    found = np.ones(len(moves))
+    for k in range(1, len(moves)):
+        found[k] = found[:k] @ moves[:k, k]
+    return found / found.sum()

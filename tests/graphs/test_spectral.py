@@ -9,7 +9,7 @@ from jaxfl import graphs
 from jaxfl.graphs.spectral import (
     _contraction_by_fft,
     _contraction_by_svd,
-    _fixed_vector,
+    _stationary,
     consensus_weights,
     laplacian,
     laplacian_eigenvalues,
@@ -79,9 +79,10 @@ def test_nodes_with_next_to_no_mass():
     sends = np.eye(size) + np.eye(size, k=-1)
     sends[0] = 1
     graph = graphs.from_matrix(sends / sends.sum(axis=0))
-    masses = _fixed_vector(graph.mixing_matrix(0))
+    masses = _stationary(graph.mixing_matrix(0).T)
     np.testing.assert_allclose(masses[2:-1] / masses[1:-2], 0.5, rtol=1e-12)
     assert 0 < graphs.spectral_gap(graph) < 1
+    np.testing.assert_allclose(consensus_weights(graph.mixing_matrix(0).T), size * masses, rtol=1e-12)
 
 
 def test_row_stochastic_graphs_are_read_transposed():

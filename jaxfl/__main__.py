@@ -1,7 +1,8 @@
-"""The command `jaxfl`, also `python -m jaxfl`: the experiments, `jaxfl epsilon`, `jaxfl report`. Alone it lists.
+"""The command `jaxfl`, also `python -m jaxfl`: the experiments, `jaxfl epsilon`, `jaxfl data`, `jaxfl report`. Alone it lists.
 
 jaxfl privsgp_vr --help
 jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1
+jaxfl data patients.csv --label-column ill --site-column hospital
 jaxfl report runs/privsgp_vr/NAME
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 _COMMANDS = {
+    "data": "What is read from a file of your own: columns, types, classes, sites, what tests.",
     "epsilon": "The epsilon of a planned run, or the least noise for a budget, without a run.",
     "report": "One HTML page of runs that have ended: curves, tables, privacy, sites, differences.",
 }
@@ -27,15 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Guarantees:
         - an experiment is that of the library, whatever packages the current folder has.
-        - JAX is imported by the experiments alone.
+        - `jaxfl epsilon` and `jaxfl report` do not import JAX.
     """
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in _COMMANDS:
-        from jaxfl import command
-
+        command = importlib.import_module("jaxfl.data.describe" if name == "data" else "jaxfl.command")
         if argv is None and hasattr(signal, "SIGPIPE"):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # a reader that goes away (`| head`) ends it without a word
-        return command.main([name, *rest])
+        return command.main(rest if name == "data" else [name, *rest])
     package = _experiments()
     listing = importlib.import_module(f"{package.__name__}.__main__")
     known = {**_COMMANDS, **listing.commands(), **_COMMANDS}  # first in the list, and ours where both have a report

@@ -30,8 +30,8 @@ class Data(Images):
     """Data set to learn from."""
 
     dataset: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, femnist, imdb, or data of your own: FILE.csv, FILE.parquet, FILE.npz, or
-    hf:NAME of the Hugging Face hub."""
+    """digits, mnist, fashion_mnist, cifar10, femnist, imdb, or data of your own: FILE.csv (or .tsv,
+    .csv.gz), FILE.parquet, FILE.npz, or hf:NAME of the Hugging Face hub."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -144,6 +144,17 @@ def below(stop: float, **arguments: Any) -> None:
     _all(lambda x: (x >= 0) & (x < stop), arguments, f"must lie in [0, {stop})", "Count from 0.")
 
 
+def finite(place: Callable[[int], str] = "sample {}".format, **arguments: Any) -> None:
+    """Each array (N, ...) of floats is finite; `place` says where a row stands."""
+    for name, array in arguments.items():
+        if array.dtype.kind not in "fc" or np.isfinite(array).all():
+            continue
+        rows = np.asarray(array)
+        where = tuple(np.argwhere(~np.isfinite(rows))[0].tolist())
+        remedy = "Remove or repair it."
+        raise ArgumentError(name, "must be finite", f"got {rows[where]} in {place(where[0])}", remedy)
+
+
 def integers(**arguments: Any) -> None:
     """Each value is a vector of integers: a NumPy array, or something that NumPy makes one of."""
     for name, value in arguments.items():

@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tables import numbered
 from jaxfl.core.types import FederatedData
 
 Part = npt.NDArray[np.int32]
@@ -36,6 +37,8 @@ class _Stream(enum.IntEnum):
     SHARDS = 2
     WRITERS = 3
     CLASSES = 4
+    SHARES = 5
+    HELD_OUT = 6
 
 
 def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | None = None) -> list[Part]:
@@ -105,6 +108,7 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
     Guarantees:
         - every sample is used exactly once.
         - every node has at least min_size samples.
+        - a class has the same shares under the same seed, whatever samples there are: those of a test set, for instance.
 
     Examples:
         >>> labels = np.arange(1000) % 10
@@ -116,11 +120,12 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
     check.at_least(1, num_nodes=num_nodes, min_size=min_size)
     check.positive(alpha=alpha)
     _enough(len(array), num_nodes, min_size)
-    generator = _generator(seed, _Stream.DIRICHLET)
+    generator, of_shares = _generator(seed, _Stream.DIRICHLET), _generator(seed, _Stream.SHARES)
+    shares = [_dirichlet_draw(of_shares, float(alpha), num_nodes) for _ in range(int(array.max()) + 1)]
     pieces: list[list[np.ndarray]] = [[] for _ in range(num_nodes)]
     for label in np.unique(array):
         members = generator.permutation(np.flatnonzero(array == label))
-        cumulative = np.cumsum(_dirichlet_draw(generator, float(alpha), num_nodes))
+        cumulative = np.cumsum(shares[label])
         cuts = np.rint(cumulative[:-1] / cumulative[-1] * len(members)).astype(np.int64)
         for piece, part in zip(np.split(members, cuts), pieces, strict=True):
             part.append(piece)
@@ -259,17 +264,17 @@ class NamedParts(list[Part]):
 
 
 def by_owner(owner_ids: Any) -> NamedParts:
-    """One node per owner (a writer, a hospital, a phone), in ascending order of the owners' ids.
+    """One node per owner (a writer, a hospital, a phone), in ascending order of the owners' names.
 
     Args:
-        owner_ids: (N,), integers or text, N at least 1; the owner of each sample.
+        owner_ids: (N,), integers or text, N at least 1; the owner of each sample. A column of pandas will do.
 
     Returns:
-        One index array per distinct id, int32, ascending: node i has the i-th of `numpy.unique(owner_ids)`.
-        The nodes are named by their ids, as text.
+        One index array per distinct owner, int32, ascending. The nodes are named by the owners, as `jaxfl.core.tables`
+        writes and orders names.
 
     Raises:
-        ArgumentError: the ids are not a vector of integers or text.
+        ArgumentError: the ids are not a vector of integers or text, one is missing, or two differ by blanks or case only.
 
     Guarantees:
         - every sample is used exactly once.
@@ -278,8 +283,7 @@ def by_owner(owner_ids: Any) -> NamedParts:
         >>> [part.tolist() for part in by_owner(["bo", "al", "bo"])]
         [[1], [0, 2]]
     """
-    parts = _by_id("owner_ids", owner_ids)
-    return NamedParts(parts, np.unique(np.asarray(owner_ids)).astype(str).tolist())
+    return NamedParts(*_by_id("owner_ids", owner_ids))
 
 
 def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: int) -> list[Part]:
@@ -307,12 +311,38 @@ def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: 
         >>> [np.unique(writers[part]).tolist() for part in whole_writers(writers, 2, 2, seed=0)]
         [[2, 3], [0, 4]]
     """
-    writers = _by_id("writer_ids", writer_ids)
+    writers, _ = _by_id("writer_ids", writer_ids)
     check.at_least(1, num_nodes=num_nodes, writers_per_node=writers_per_node)
     _enough(len(writers), num_nodes, writers_per_node, "writers")
     generator = _generator(seed, _Stream.WRITERS)
     deal = generator.permutation(len(writers))[: num_nodes * writers_per_node].reshape(num_nodes, writers_per_node)
     return [generator.permutation(np.concatenate([writers[writer] for writer in row])) for row in deal]
+
+
+def held_places(count: int, share: float) -> npt.NDArray[np.bool_]:
+    """Choose the places of a list that are held out: the second, and then one of every 1 / share, at random.
+
+    Args:
+        count: length of the list.
+        share: in (0, 1).
+
+    Returns:
+        (count,), bool.
+
+    Guarantees:
+        - a place is held out or not whatever the count; the first place never is.
+
+    Examples:
+        >>> held_places(12, 0.25).tolist() == [*held_places(9, 0.25).tolist(), False, False, True]
+        True
+    """
+    stops = np.ceil(np.arange(1, int(count * share) + 3) / share).astype(np.int64)
+    first, lengths = stops[:-1], np.diff(stops)
+    drawn = _generator(0, _Stream.HELD_OUT).random(len(first))
+    places = np.concatenate([[1], first + np.floor(drawn * lengths).astype(np.int64)])
+    held = np.zeros(count, np.bool_)
+    held[places[places < count]] = True
+    return held
 
 
 def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes: int) -> np.ndarray:
@@ -342,15 +372,13 @@ def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes:
     return np.stack([np.bincount(array[np.asarray(part)], minlength=num_classes) for part in parts])
 
 
-def _by_id(argument: str, ids: Any) -> list[Part]:
-    """The samples of each distinct id, ascending."""
-    array = np.asarray(ids)
-    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iuU":
-        requirement = "must be a vector of integers or text, one entry a sample"
-        raise ArgumentError(argument, requirement, f"got {array.dtype} of shape {array.shape}", "Pass (N,) ids.")
-    _, owners, counts = np.unique(array, return_inverse=True, return_counts=True)
+def _by_id(argument: str, ids: Any) -> tuple[list[Part], tuple[str, ...]]:
+    """The samples of each distinct id, and the ids as names, in their order."""
+    names, owners = numbered(argument, np.asarray(ids), "sample {}".format)
+    if not names:
+        raise ArgumentError(argument, "must hold one entry a sample", "got none", "Pass (N,) ids.")
     order = np.argsort(owners, kind="stable").astype(np.int32)
-    return [part.copy() for part in np.split(order, np.cumsum(counts)[:-1])]
+    return [part.copy() for part in np.split(order, np.cumsum(np.bincount(owners))[:-1])], names
 
 
 def _generator(seed: int, stream: _Stream) -> np.random.Generator:

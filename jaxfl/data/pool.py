@@ -12,8 +12,18 @@ import numpy as np
 
 from jaxfl.core import Array, check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tables import as_name, refuse_alike
 from jaxfl.core.types import FederatedData, NodeNames, node_text
-from jaxfl.data.partition import NamedParts, by_owner, dirichlet, few_classes, iid, label_shards, whole_writers
+from jaxfl.data.partition import (
+    NamedParts,
+    by_owner,
+    dirichlet,
+    few_classes,
+    held_places,
+    iid,
+    label_shards,
+    whole_writers,
+)
 from jaxfl.data.sources import Dataset
 
 
@@ -30,7 +40,8 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
             names of a partition by `by_owner`, else none.
 
     Raises:
-        ArgumentError: lengths or dtypes that do not fit, an empty node, or indices out of range or repeated.
+        ArgumentError: lengths or dtypes that do not fit, numbers that are not finite, an empty node, or indices out of
+            range or repeated.
 
     Guarantees:
         - row i of `indices` begins with node i's part, in its order, and ends with zeros.
@@ -41,8 +52,8 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         ([[4, 1], [3, 0]], [2, 1])
     """
     pool, targets = _one_array("inputs", inputs), _one_array("labels", labels)
-    if not hasattr(parts, "__len__") or isinstance(parts, str):
-        remedy = "Pass jaxfl.data.iid(num_samples, num_nodes, seed), for instance."
+    if not hasattr(parts, "__len__") or isinstance(parts, str | dict):
+        remedy = "Pass jaxfl.data.iid(num_samples, num_nodes, seed), for instance; of a dict its list(parts.values())."
         raise ArgumentError(
             "parts", "must be a list with the sample indices of each node", f"got {parts!r:.40}", remedy
         )
@@ -56,6 +67,12 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         raise ArgumentError("labels", "must hold one entry per sample of inputs", found, "Check both lengths.")
     node_names = _names(getattr(parts, "names", None) if names is None else names, len(parts))
     rows = _index_rows(parts, len(pool), None if node_names is None else node_names.names)
+    def place(sample: int) -> str:
+        node = next((node for node, row in enumerate(rows) if sample in row), None)
+        owner = "no node" if node is None else node_text(node, None if node_names is None else node_names.names)
+        return f"sample {sample} of {owner}"
+
+    check.finite(place, inputs=pool, labels=targets)
     sizes = np.array([len(row) for row in rows], np.int32)
     indices = np.zeros((len(rows), int(sizes.max())), np.int32)
     for row, part in zip(indices, rows, strict=True):
@@ -87,10 +104,11 @@ def _names(names: Sequence[str] | None, num_nodes: int) -> NodeNames | None:
     """Check the names: one for each node."""
     if names is None:
         return None
-    texts = tuple(map(str, names))
-    if len(texts) != num_nodes or len(set(texts)) != num_nodes:
+    texts = tuple(as_name(name) or "" for name in names)
+    if len(texts) != num_nodes or len({*texts} - {""}) != num_nodes:
         found = f"got {len(texts)} of which {len(set(texts))} differ, for {num_nodes} nodes"
         raise ArgumentError("names", "must hold one name for each node, all different", found, "Name each node once.")
+    refuse_alike("names", texts, "it")
     return NodeNames(texts)
 
 
@@ -121,6 +139,9 @@ SCHEMES: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, see
     ),
     "sites": _sites,
 }
+
+
+FROM_LABELS = ("dirichlet", "classes", "shards")  # schemes that look at labels, the others only at numbers of samples
 
 
 def partition_dataset(
@@ -180,8 +201,7 @@ def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list
 
     Args:
         parts: a partition, every node with two samples or more.
-        share: of a node's samples for testing, in (0, 1), taken evenly from its list; at least one sample is for
-            testing, and at least one for training.
+        share: of a node's samples for testing, in (0, 1), by their places in its list: `held_places`.
 
     Returns:
         Two partitions of the same nodes, in the same order and with the same names: for training, and for testing
@@ -192,7 +212,7 @@ def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list
 
     Examples:
         >>> hold_out([np.arange(5), np.array([7, 9])], 0.2)
-        ([array([0, 1, 2, 3]), array([7])], [array([4]), array([9])])
+        ([array([0, 2, 3, 4]), array([7])], [array([1]), array([9])])
     """
     check.open_unit(share=share)
     train, test = [], []
@@ -200,9 +220,7 @@ def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list
         if len(part) < 2:
             found = f"node {node} has {len(part)}"
             raise ArgumentError("parts", "must give every node two samples to hold one out", found, "Merge nodes.")
-        count = min(max(1, round(share * len(part))), len(part) - 1)
-        held = np.zeros(len(part), bool)
-        held[(np.arange(1, count + 1) * len(part)) // count - 1] = True
+        held = held_places(len(part), share)
         train.append(part[~held])
         test.append(part[held])
     names = getattr(parts, "names", None)
@@ -225,7 +243,8 @@ def _check_dtype(argument: str, dtype: str, allowed: list[str]) -> None:
     """Refuses a dtype that JAX would change or that no model takes."""
     if dtype not in allowed:
         requirement = f"must be {', '.join(allowed[:-1])} or {allowed[-1]}"
-        raise ArgumentError(argument, requirement, f"got {dtype}", "Convert it, e.g. with .astype(np.float32).")
+        wanted = "int32" if "int" in dtype else "float32"
+        raise ArgumentError(argument, requirement, f"got {dtype}", f"Convert it, e.g. with .astype(np.{wanted}).")
 
 
 def _as_int32(labels: Any) -> np.ndarray | jax.Array:
@@ -251,7 +270,8 @@ def _index_rows(parts: Sequence[Any], num_samples: int, names: Sequence[str] | N
             raise ArgumentError("parts", "must give every node at least one sample", found, remedy)
         if row.ndim != 1 or row.dtype.kind not in "iu":
             found = f"{node_text(node, names)} has {row.dtype} of shape {row.shape}"
-            raise ArgumentError("parts", "must be vectors of integers", found, "Pass sample indices.")
+            remedy = "Pass sample indices: np.flatnonzero(mask) of a mask, sorted(part) of a set."
+            raise ArgumentError("parts", "must be vectors of integers", found, remedy)
     members, owners = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     outside = np.flatnonzero((members < 0) | (members >= num_samples))
     if outside.size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,6 +16,16 @@ from jaxfl.data import cifar, femnist, idx, imdb
 NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "femnist", "imdb")
 _INPUT_DTYPES = ("uint8", "int32", "float32")
 _TEST_STRIDE = 5
+
+
+class Reading(NamedTuple):
+    """Facts about the reading of a file of one's own."""
+
+    separator: str | None  # of a table in a text file
+    roles: Mapping[str, str]  # label, site, id -> column or array
+    inputs: tuple[str, ...]  # columns or arrays
+    left_out: tuple[str, ...]  # columns that have no role and are no inputs
+    tests: str  # which samples test, in words
 
 
 class Dataset(NamedTuple):
@@ -31,6 +42,8 @@ class Dataset(NamedTuple):
     num_classes: int
     train_writers: np.ndarray | None = None  # (N,), int32, who made each training sample, if that is known
     writer_names: tuple[str, ...] | None = None  # names of a file's sites, by their numbers in train_writers
+    class_names: tuple[str, ...] | None = None  # (num_classes,), names of a file's classes, by their numbers in labels
+    reading: Reading | None = None  # of a file of one's own
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
@@ -161,13 +174,11 @@ def _input_array(argument: str, inputs: Any) -> np.ndarray:
     array = np.asarray(inputs)
     if array.dtype.name not in _INPUT_DTYPES:
         requirement = f"must be an array of {', '.join(_INPUT_DTYPES[:-1])} or {_INPUT_DTYPES[-1]}"
-        raise ArgumentError(argument, requirement, f"got {array.dtype}", "Convert it, e.g. with .astype(np.float32).")
+        dtype = "int32" if array.dtype.kind in "iu" else "float32"
+        raise ArgumentError(argument, requirement, f"got {array.dtype}", f"Convert it, e.g. with .astype(np.{dtype}).")
     if array.ndim == 0 or len(array) == 0:
         raise ArgumentError(argument, "must hold at least one sample", f"got shape {array.shape}", "Pass (N, *sample).")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        where = np.argwhere(~np.isfinite(array))[0]
-        found = f"got {array[tuple(where)]} in sample {where[0]}"
-        raise ArgumentError(argument, "must be finite", found, "Remove or repair this sample.")
+    check.finite(**{argument: array})
     return array
 
 

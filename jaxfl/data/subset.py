@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.core.tables import as_name
 from jaxfl.data.sources import Dataset
 
 
@@ -49,15 +50,17 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
     )
 
 
-def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
+def only_classes(dataset: Dataset, classes: Sequence[int | str] | None) -> Dataset:
     """The samples of some classes, labelled 0, 1, ... in the order in which the classes are named.
 
     Args:
         dataset: any.
-        classes: labels that stay, at least two different ones; None keeps all as they are.
+        classes: labels that stay, at least two different ones, by name where the data set has names; None keeps all as
+            they are. Classes so given are public: they do not follow from the samples.
 
     Raises:
-        ArgumentError: fewer than two classes, a repeated one, or an unknown one.
+        ArgumentError: fewer than two classes, a repeated one, or an unknown one. Of a file of one's own, one unknown
+            class may have no sample here.
 
     Examples:
         >>> from jaxfl.data import load
@@ -67,15 +70,19 @@ def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
     """
     if classes is None:
         return dataset
-    if len(classes) < 2 or len(set(classes)) < len(classes):
-        text = " ".join(map(str, classes)) or "none"
+    names = [as_name(label) or "" for label in classes]
+    if len(names) < 2 or len(set(names)) < len(names):
+        text = " ".join(names) or "none"
         raise ArgumentError("classes", "must be at least two, each once", f"got {text}", "Pass for example 0 1.")
-    for label in classes:
-        if not 0 <= label < dataset.num_classes:
-            requirement = f"must be labels of {dataset.name}, 0 to {dataset.num_classes - 1}"
-            raise ArgumentError("classes", requirement, f"got {label}", "Pass others.")
-    number = np.full(dataset.num_classes, -1, np.int32)
-    number[list(classes)] = np.arange(len(classes), dtype=np.int32)
+    known = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    unknown = [name for name in names if name not in known]
+    if len(unknown) > (dataset.class_names is not None and len(names) > 2):
+        shown = " ".join(known[:12]) + (" ..." if len(known) > 12 else "")
+        raise ArgumentError("classes", f"must be labels of {dataset.name}", f"got {unknown[0]}", f"They are {shown}.")
+    number = np.full(len(known), -1, np.int32)
+    for new, name in enumerate(names):
+        if name in known:
+            number[known.index(name)] = new
     train, test = number[dataset.train_labels], number[dataset.test_labels]
     return dataset._replace(
         train_inputs=dataset.train_inputs[train >= 0],
@@ -83,7 +90,8 @@ def only_classes(dataset: Dataset, classes: Sequence[int] | None) -> Dataset:
         train_writers=None if dataset.train_writers is None else dataset.train_writers[train >= 0],
         test_inputs=dataset.test_inputs[test >= 0],
         test_labels=test[test >= 0],
-        num_classes=len(classes),
+        num_classes=len(names),
+        class_names=None if dataset.class_names is None else tuple(names),
     )
 
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.core import Algorithm, ArgumentError, Array
-from jaxfl.data.tables import is_file
+from jaxfl.data.tables import is_file, refuse_other_file
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, without
 from jaxfl.frame.options import UNSAID, flat, lay, options, refuse_out_of_range, text_of
-from jaxfl.frame.own_files import fitted, of_sites
+from jaxfl.frame.own_files import fitted, of_own_file, of_sites
 from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
 from jaxfl.training.run_directory import slug
@@ -263,6 +263,7 @@ def _overlays(
             raise ArgumentError(name, "excludes the other", found, "Leave one of the two out.")
 
     def of_dataset(dataset: str | None) -> Overlay:
+        refuse_other_file(dataset or "")
         if is_file(dataset or ""):
             return Overlay()
         return experiment.datasets.get(dataset or "", experiment.datasets.get("other", Overlay()))
@@ -369,6 +370,7 @@ def cases_of(
         fields: dict[str, Any] = {"algorithm": build, "numbers": numbers, "seeds": seeds, "settings": settings}
         fields |= {"task": config.task(), "test": config.data.test_set(), "evaluate_every": config.run.evaluate_every}
         fields |= {"identity": identity(config), **of_row(name, rows[name])}
+        fields |= of_own_file(config, fields.get("privacy"))
         for record in vars(config).values():
             if getattr(record, "own_test", 0):
                 own = {"own": record.own_scores(config.data, config.task())}

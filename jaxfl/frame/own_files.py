@@ -1,14 +1,15 @@
-"""Options that follow from a file of one's own: its sites, and batches that fit the smallest of them."""
+"""What follows from a file of one's own: sites, batches that fit the smallest of them, assumptions of statements."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxfl.data.pool import writers_of
+from jaxfl.data.pool import FROM_LABELS, writers_of
+from jaxfl.data.sources import Dataset
 from jaxfl.data.tables import is_file
 from jaxfl.frame.options import flat, lay
 
@@ -25,6 +26,30 @@ def of_sites(config: Any, given: Collection[str]) -> dict[str, Any]:
     if {**values, **changes}.get("partition") == "sites" and "nodes" not in given:
         changes["nodes"] = len(np.unique(writers_of(config.data.load())))
     return changes
+
+
+def dataset_of(config: Any) -> Dataset | None:
+    """The data set of a configuration, where it is a file of one's own."""
+    return config.data.load() if is_file(flat(config).get("dataset", "")) else None
+
+
+def of_own_file(config: Any, privacy: Callable[..., Sequence[Mapping[str, Any]]] | None) -> dict[str, Any]:
+    """Fields of a case on a file of one's own: names of classes, and statements that name what looks at all samples."""
+    dataset, values = dataset_of(config), flat(config)
+    if dataset is None or dataset.reading is None:
+        return {}
+    notes = [f"which samples test is public ({dataset.reading.tests})"]
+    if values.get("classes") is None:
+        notes.append("the set of classes is public, though it is taken from the labels of all samples (--classes gives it)")
+    if values.get("partition") in FROM_LABELS:
+        notes.append(f"the partition ({values['partition']}) is public, though it is made from the labels of all samples")
+
+    def noted(*args: Any, **options: Any) -> list[dict[str, Any]]:
+        assert privacy is not None
+        return [{**row, "assumptions": (*row["assumptions"], *notes)} for row in privacy(*args, **options)]
+
+    names = {"class_names": dataset.class_names or ()}
+    return names if privacy is None else {**names, "privacy": noted}
 
 
 def fitted(config: Any, given: Collection[str]) -> Any:

@@ -40,24 +40,37 @@ class Data:
     COUNTS: ClassVar = (
         {"classes": lambda options: options["classes"] is not None},
         dict.fromkeys(("label_column", "site_column"), lambda options: has_columns(options["dataset"])),
+        *(
+            {name: lambda options, name=name: has_columns(options["dataset"]) and bool(options[name])}
+            for name in ("id_column", "input_columns", "drop_columns")
+        ),
         {"test_split": lambda options: is_file(options["dataset"])},
         {"data_dir": lambda options: not is_file(options["dataset"])},
     )
     dataset: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, or data of your own: FILE.csv, FILE.parquet, FILE.npz, or hf:NAME of the
-    Hugging Face hub (docs/own_data.md)."""
+    """digits, mnist, fashion_mnist, cifar10, or data of your own: FILE.csv (or .tsv, .csv.gz), FILE.parquet, FILE.npz, or
+    hf:NAME of the Hugging Face hub (docs/own_data.md)."""
     label_column: str = "label"
-    """Column of your own table that holds the labels. All other columns, but that of the sites, must hold numbers."""
+    """Column of your own table that holds the labels. All other columns, but those of sites and identifiers, must hold
+    numbers."""
     site_column: str | None = None
     """Column of your own table that names the site (a hospital, say) of each sample. Each site is then a node, unless
     --partition is given."""
+    id_column: str | None = None
+    """Column of your own table that identifies each sample, or each person with several samples. A hash of it decides
+    which samples test, so that a sample that is added or removed moves no other one."""
+    input_columns: tuple[str, ...] = ()
+    """Columns of your own table that are inputs; by default all that have no other role."""
+    drop_columns: tuple[str, ...] = ()
+    """Columns of your own table that are left out: row numbers, for instance."""
     test_split: float = 0.2
-    """Share of the samples that are held out for testing, evenly from each site and label, if the file of your own data
-    has no test samples."""
+    """Share of the samples that are held out for testing, by their places in each site or by --id-column, if the file
+    of your own data has no test samples."""
     data_dir: str | None = unsaved(None)
     """Folder with the data set's files as their authors publish them."""
-    classes: tuple[int, ...] | None = None
-    """Use only samples with these labels, at least two, which become 0, 1, ... in this order; all by default."""
+    classes: tuple[int | str, ...] | None = None
+    """Use only samples with these labels, at least two, which become 0, 1, ... in this order; all by default. The
+    classes of your own data are public once they are named here."""
     num_train: int | None = None
     """Use only this many training samples, drawn at random; all by default."""
     num_test: int | None = None
@@ -69,8 +82,8 @@ class Data:
     def load(self) -> Dataset:
         """The data set, cut and shrunk; the same arrays in every call."""
         if is_file(self.dataset):
-            table = {"label_column": self.label_column, "site_column": self.site_column}
-            whole = load_file(self.dataset, **table, test_split=self.test_split)
+            columns = ("label_column", "site_column", "id_column", "input_columns", "drop_columns", "test_split")
+            whole = load_file(self.dataset, **{name: getattr(self, name) for name in columns})
         else:
             whole = load(self.dataset, self.data_dir)
         whole = only_classes(whole, self.classes)

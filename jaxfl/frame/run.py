@@ -20,10 +20,12 @@ from jaxfl.analysis.plots import X_AXES, plot_run
 from jaxfl.channel import Costs
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
+from jaxfl.data.describe import reading_lines
 from jaxfl.data.tables import short_name
 from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
+from jaxfl.frame.own_files import dataset_of
 from jaxfl.frame.records import Publication, Run
 from jaxfl.frame.selecting import ON_TEST, checked_search, winner_of
 from jaxfl.privacy.statements import statement_text
@@ -78,13 +80,13 @@ def run(request: Request) -> int:
     secrecy.check()
     with tracing_for("gpu") if where.gpus else contextlib.nullcontext():  # as the jobs will, which have some
         prepared, cases, facts = on_all(prepare)(request)
-    dataset = flat(request.config).get("dataset", "default")
-    name = request.preset or short_name(dataset)
+    name = request.preset or short_name(flat(request.config).get("dataset", "default"))
     directory = Path(on_first(new_run_directory)(where.out, experiment.name, name, resume=where.resume))
     records = open_run(directory, facts, experiment=experiment.name, preset=request.preset, resume=where.resume)
     if request.stop is not None:
         request.stop.undo_until_heeded(records.withdraw)
-    for text in prepared.description:
+    dataset = dataset_of(request.config)
+    for text in [*([] if dataset is None else reading_lines(dataset)), *prepared.description]:
         console.print(text, soft_wrap=True, highlight=False)
     key = secret_key(records) if secrecy.seed_from_os else None
     if where.has_jobs:
@@ -169,6 +171,9 @@ def prepare(request: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]
     cases = {name: case._replace(placement=placement) for name, case in cases.items()}
     task = next(iter(cases.values())).task  # whose loop stands for auto: another one gives other last bits
     facts = {**saved_options(request), "node_loop": task.node_loop, **prepared.saved}
+    dataset = dataset_of(request.config)
+    if dataset is not None and dataset.reading is not None:
+        facts["read"] = {**dataset.reading._asdict(), "classes": dataset.class_names}
     if request.search is not None:
         at_ends = request.experiment.prepare(request.search.ends).cases
         words = checked_search(request.search, request.rows, cases, at_ends)

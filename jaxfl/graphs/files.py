@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import os
-import stat
 import warnings
 import zipfile
 from pathlib import Path
 
 import numpy as np
 
-from jaxfl.core import ArgumentError
+from jaxfl.core import ArgumentError, tables
 from jaxfl.graphs import topologies
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.topologies import TrackingPair, from_matrix, from_networkx
@@ -36,9 +34,7 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
         return ArgumentError("graph", requirement, f"{file} {found}", remedy)
 
     try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise refusal("is a pipe, a socket or a device")
+        size = tables.regular_size(file)
         with file.open("rb"), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about headers written by Python 2, which can be read
             array = np.lib.format.open_memmap(file, mode="r")  # maps the file's own bytes, and never unpickles
@@ -55,12 +51,17 @@ def read_matrices(path: str, requirement: str, remedy: str) -> np.ndarray:
         ) from None
     if array.dtype.kind not in "biuf":
         raise refusal(f"has entries of type {array.dtype.name}")
-    if status.st_size != array.offset + array.nbytes:
-        raise refusal(f"holds {status.st_size:,} bytes, which do not fill the shape {array.shape} of its header")
+    if size != array.offset + array.nbytes:
+        raise refusal(f"holds {size:,} bytes, which do not fill the shape {array.shape} of its header")
     try:
         return np.array(array)
     except MemoryError:
         raise refusal("is larger than the memory") from None
+
+
+def is_edges(path: str) -> bool:
+    """Tell whether a file has edges by name, and no matrix."""
+    return path.lower().endswith((".csv", ".tsv", ".csv.gz"))
 
 
 def read_graph(path: str, num_nodes: int) -> Graph:
@@ -68,9 +69,9 @@ def read_graph(path: str, num_nodes: int) -> Graph:
 
     Args:
         path: a .npy file, an array (n, n) or (period, n, n); entry (i, j) is the share of j's value that i receives. Or
-            a .csv file with a heading and then one row per edge: the names of the sender and of the receiver, as
-            `jaxfl.data.load_file` names sites. Weights are then metropolis where every edge has its reverse, else
-            uniform.
+            a .csv file, perhaps with a heading, and one row per edge: the names of the sender and of the receiver, by
+            the rules of `jaxfl.core.tables`, as sites have. The first row is a heading unless the other rows name both
+            of its words. Weights are then metropolis where every edge has its reverse, else uniform.
         num_nodes: n, the number of nodes that the run has.
 
     Raises:
@@ -79,7 +80,7 @@ def read_graph(path: str, num_nodes: int) -> Graph:
     Guarantees:
         - nodes are in ascending order of their names, as sites are.
     """
-    if path.endswith(".csv"):
+    if is_edges(path):
         return _of_edges(path, num_nodes)
     requirement = "must be a .npy file with a mixing matrix"
     remedy = "Write it by numpy.save, shape (n, n), or (period, n, n) for a time-varying graph."
@@ -97,29 +98,25 @@ def read_graph(path: str, num_nodes: int) -> Graph:
 
 
 def _of_edges(path: str, num_nodes: int) -> Graph:
-    requirement, remedy = (
-        "must be a .csv file with one edge per row",
-        "Write a heading, then a sender and a receiver in each row.",
-    )
-    try:
-        with Path(path).expanduser().open(newline="", encoding="utf-8-sig") as lines:
-            rows = [row for row in list(csv.reader(lines))[1:] if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        found = f"{path}: {getattr(error, 'strerror', None) or error}"
-        raise ArgumentError("graph", requirement, found, remedy) from None
-    odd = next((row for row in rows if len(row) != 2), None)
-    if odd is not None or not rows:
+    requirement, remedy = "must be a .csv file with one edge per row", "Write a sender and a receiver in each row."
+    cells = tables.read_rows(path, "graph", requirement, remedy).cells
+    odd = next((row for _, row in cells if len(row) != 2), None)
+    if odd is not None or not cells:
         found = f"{path} has " + (f"a row of {len(odd)}: {', '.join(odd)[:80]}" if odd else "none")
         raise ArgumentError("graph", requirement, found, remedy)
-    names = {name for row in rows for name in row}
-    order = sorted(names, key=int if all(name.isdecimal() for name in names) else None)
+    ends = [name for _, row in cells for name in row]
+    named = tables.numbered("graph", ends, lambda end: f"row {cells[end // 2][0]} of {path}", path)
+    edges = named.numbers.reshape(-1, 2)
+    if not np.isin(edges[0], edges[1:]).all():  # a heading
+        edges = edges[1:]
+    order = tables.in_order(named.names[node] for node in np.unique(edges))
     if len(order) != num_nodes:
         found = f"{path} names {len(order)}: {', '.join(order)[:80]}"
         raise ArgumentError("graph", f"must have edges of the run's {num_nodes} nodes", found, "Name each node.")
     import networkx as nx
 
     graph = nx.DiGraph(name=path)
-    graph.add_edges_from((sender, receiver) for sender, receiver in rows)
+    graph.add_edges_from((named.names[sender], named.names[receiver]) for sender, receiver in edges)
     both_ways = all(graph.has_edge(receiver, sender) for sender, receiver in graph.edges)
     return from_networkx(graph, weights="metropolis" if both_ways else "uniform", names=order)
 
@@ -155,7 +152,7 @@ def tracking_pair(graph: str, num_nodes: int) -> TrackingPair:
         return getattr(topologies, graph)()
     if graph.endswith(".npy"):
         return read_pair(graph, num_nodes)
-    if graph not in _SAME_TWICE and not graph.endswith(".csv"):
+    if graph not in _SAME_TWICE and not is_edges(graph):
         names = ", ".join((*NAMED_PAIRS, *_SAME_TWICE))
         remedy = "Choose one of these, or name a .npy file with R and C, or a .csv file with edges."
         raise ArgumentError("graph", f"must be one of {names}", f"got {graph!r}", remedy)

@@ -22,6 +22,7 @@ import scipy
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tables import as_name
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.validation import checked_matrices
 from jaxfl.graphs.weights import WEIGHTS, check_graph, circulant, in_star, mixing_matrix, nodes_of, received_from
@@ -162,13 +163,13 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
         raise ArgumentError("graph", "must have at least one node", "got none", "Add nodes to the networkx graph.")
     labels, are_numbers = nodes_of(graph)
     if names is not None:
-        by_name = {str(label): label for label in labels}
-        if len(by_name) != num_nodes or sorted(by_name) != sorted(map(str, names)):
-            odd = sorted(set(by_name) ^ set(map(str, names)))
+        by_name, wanted = {as_name(label) or "": label for label in labels}, [as_name(name) or "" for name in names]
+        if len(by_name) != num_nodes or sorted(by_name) != sorted(wanted):
+            odd = sorted({*by_name} ^ {*wanted})
             found = f"{odd[0]!r} is in only one of the two" if odd else "two have the same text"
             raise ArgumentError("names", "must be the graph's labels, each once", found, "Rename the graph's nodes.")
-        labels = [by_name[str(name)] for name in names]
-    node_names = None if are_numbers and names is None else tuple(map(str, labels))
+        labels = [by_name[name] for name in wanted]
+    node_names = None if are_numbers and names is None else tuple(as_name(label) or "" for label in labels)
     adjacency = received_from(graph, labels)
     if weights == "metropolis":
         one_way = (adjacency > adjacency.T).tocoo()

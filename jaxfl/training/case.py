@@ -98,6 +98,7 @@ class Case(NamedTuple):
             budgets they also take at most about 30 s, estimated from the first round.
         placement: the devices that share the nodes, or the lanes. Default: on a CPU its devices share the lanes, or the
             work of a task whose `node_loop` asks for that; else the first device does all.
+        class_names: names of the classes, in the order of the model's outputs, for files of parameters; () for none.
     """
 
     algorithm: Callable[[Mapping[str, Array]], Algorithm]
@@ -120,6 +121,7 @@ class Case(NamedTuple):
     ledger: Ledger | None = None
     chunk_rounds: int | None = None
     placement: Placement | None = None
+    class_names: tuple[str, ...] = ()
 
     @property
     def last_round(self) -> int:

@@ -2,7 +2,7 @@
 
 A file holds `Algorithm.node_params` of the last state, one array (n, *leaf) for each leaf: a row for each node
 (for push-sum the de-biased parameters), or a single row where a server has one model for all. The header says in JSON
-how the leaves make a tree. A file is replaced atomically, and a resumed run writes the same bytes.
+how the leaves make a tree, and the names of the classes where they are known. A file is replaced atomically, and a resumed run writes the same bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,14 @@ def final_path(run: Path, label: Label) -> Path:
 
 
 @on_first
-def write_params(run: Path, label: Label, round_index: int, params: PyTree, names: Sequence[str] | None) -> None:
+def write_params(
+    run: Path,
+    label: Label,
+    round_index: int,
+    params: PyTree,
+    names: Sequence[str] | None,
+    classes: Sequence[str] = (),
+) -> None:
     """Write a lane's parameters, leaves (n, *leaf), after `round_index` rounds; `names` are of the nodes, or None."""
     from safetensors.numpy import save  # imported on use: reading parameters does not need it
 
@@ -46,6 +53,7 @@ def write_params(run: Path, label: Label, round_index: int, params: PyTree, name
     header = {
         **{"case": label[0], "seed": label[1], "round": round_index},
         "nodes": list(names) if names is not None and len(names) == rows else None,
+        **({"classes": list(classes)} if classes else {}),
         "is_variables": isinstance(params, Variables),
         "paths": {text: [_step(key) for key in path] for text, (path, _) in zip(texts, leaves, strict=True)},
     }

@@ -302,7 +302,8 @@ class Lockstep:
             status, reason = "budget_spent", f"the privacy budget pays for {case.last_round} rounds"
         if status in WHOLE and self._final is not None:
             params = self._program.node_params(self._state, self._strategy, record.index, record.lane)
-            write_params(self._final, record.lane.label, self._round, params, record.lane.node_names)
+            lane = record.lane
+            write_params(self._final, lane.label, self._round, params, lane.node_names, lane.case.class_names)
         if status in WHOLE and self._round not in self._checkpoints.rounds():
             own = Checkpoints(self._directory.path / ENDED / str(record.index), 1, self._directory.owner)
             if self._round not in own.rounds():  # saved by a process that died afterwards

@@ -32,7 +32,7 @@ from jaxfl.core import (
     over_nodes,
     purpose_key,
 )
-from jaxfl.core.check import at_least
+from jaxfl.core.check import at_least, finite
 from jaxfl.core.tasks import calibrated_state, sample_losses, sample_metrics
 from jaxfl.data.pool import SomeSamples, some_samples
 from jaxfl.training.case import EvaluationSet, Measure, Scores, larger_is_worse
@@ -51,7 +51,7 @@ def evaluation_set(inputs: Any, labels: Any, batch_size: int = 256) -> Evaluatio
         The batches on the device.
 
     Raises:
-        ArgumentError: the test set is empty, or inputs and labels differ in length.
+        ArgumentError: the test set is empty, inputs and labels differ in length, or numbers are not finite.
 
     Examples:
         >>> batches = evaluation_set(np.zeros((5, 3), np.float32), np.zeros(5, np.int32), batch_size=2)
@@ -66,6 +66,7 @@ def evaluation_set(inputs: Any, labels: Any, batch_size: int = 256) -> Evaluatio
     if len(labels) != size:
         found = f"got {len(labels)} labels for {size} inputs"
         raise ArgumentError("test_labels", "must hold one label per test input", found, "Pass the matching labels.")
+    finite(test_inputs=inputs, test_labels=labels)
     batch_size = min(batch_size, size)
     num_batches = -(-size // batch_size)
     # The last batch is filled with a real sample, the last one, so that no metric meets unusual values.

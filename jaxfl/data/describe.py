@@ -1,0 +1,153 @@
+"""Description of a file of one's own: three lines for a run, and the command `jaxfl data`, which says what was read.
+
+jaxfl data patients.csv --label-column ill --site-column hospital --graph roads.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jaxfl.core import ArgumentError
+from jaxfl.core import tables as rules
+from jaxfl.data.sources import Dataset
+from jaxfl.data.subset import only_classes
+from jaxfl.data.tables import has_columns, load_file, read_columns, refuse_other_file
+
+_MOST_NAMES = 8
+_LARGE, _SMALL_SITE = 10.0, 10
+
+
+def reading_lines(dataset: Dataset) -> list[str]:
+    """Say in three lines what was read from a file of one's own: roles, inputs, and the samples that train and test."""
+    reading = dataset.reading
+    assert reading is not None
+    separator = "" if reading.separator is None else f", separator {rules.SEPARATORS[reading.separator]}"
+    roles = ", ".join(f"{role} {name}" for role, name in reading.roles.items())
+    left_out = f"; left out: {_few(reading.left_out)}" if reading.left_out else ""
+    sizes = np.zeros(0, int) if dataset.train_writers is None else np.bincount(dataset.train_writers)
+    sites = f" at {np.count_nonzero(sizes)} sites ({sizes[sizes > 0].min()} to {sizes.max()} each)" if sizes.size else ""
+    dtype, shape = dataset.train_inputs.dtype, dataset.train_inputs.shape[1:]
+    return [
+        f"{dataset.name}{separator}: {roles}; classes {_few(dataset.class_names or ())}",
+        f"inputs: {_few(reading.inputs)}, {dtype} of shape {shape} a sample{left_out}",
+        f"{len(dataset.train_labels):,} samples train{sites}, {len(dataset.test_labels):,} test: {reading.tests}",
+    ]
+
+
+def warnings_of(dataset: Dataset, *, given_classes: bool) -> list[str]:
+    """Sentences about what may mislead or harm, though it can be read."""
+    reading = dataset.reading
+    assert reading is not None
+    lines = []
+    if dataset.train_inputs.dtype == np.float32:
+        largest = np.abs(dataset.train_inputs).reshape(len(dataset.train_inputs), -1).max(axis=0)
+        if largest.max() > _LARGE:
+            which = reading.inputs[int(largest.argmax())] if len(reading.inputs) == len(largest) else "an input"
+            lines.append(f"{which} reaches {largest.max():.4g}. Bring inputs to about [-1, 1] by public constants.")
+    if not given_classes:
+        lines.append("The classes are taken from the labels. --classes names them, so that no label adds one.")
+    if "id" not in reading.roles and "place" in reading.tests:
+        lines.append(
+            "A removed row moves the rows behind it in its site, between training and testing, too. --id-column keeps"
+            " them where they are."
+        )
+    counts = np.bincount(dataset.train_labels, minlength=dataset.num_classes)
+    rare = [name for name, count in zip(dataset.class_names or (), counts, strict=True) if count < 2]
+    if rare:
+        lines.append(f"Classes with fewer than two samples to train on: {_few(rare)}.")
+    if dataset.train_writers is not None and dataset.writer_names is not None:
+        sizes = np.bincount(dataset.train_writers, minlength=len(dataset.writer_names))
+        small = [name for name, size in zip(dataset.writer_names, sizes, strict=True) if size < _SMALL_SITE]
+        if small:
+            lines.append(f"Sites with fewer than {_SMALL_SITE} samples to train on: {_few(small)}.")
+    return lines
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _columns_table(path: str) -> Table:
+    """Each column of a table with its type, missing values and range."""
+    table = Table("column", "type", "missing", "values")
+    for split, columns in read_columns(path).items():
+        for name, values in columns.values.items():
+            shown = name if split == "whole" else f"{split}: {name}"
+            table.add_row(Text(shown), *_facts(values, columns.separator == ";"))
+    return table
+
+
+def _facts(values: Any, comma: bool) -> tuple[str, str, str]:
+    """Type, number of missing values, and range or number of different values."""
+    if getattr(values, "ndim", 1) > 1:
+        return f"{values.dtype} {values.shape[1:]}", "0", f"{values.min()} to {values.max()}"
+    texts = [rules.as_name(value) for value in values]
+    present = [text for text in texts if text is not None]
+    try:
+        numbers = np.array([text.replace(",", ".") for text in present] if comma else present, np.float64)
+    except ValueError:
+        return "text", str(len(texts) - len(present)), f"{len(set(present))} different"
+    kind = "whole numbers" if all(map(rules.is_whole, present)) else "numbers"
+    extent = f"{numbers.min():g} to {numbers.max():g}" if present else "none"
+    return kind, str(len(texts) - len(present)), f"{extent}, {len(set(present))} different"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Say what an experiment would read; returns the exit code, 2 for a file that cannot be used."""
+    parser = argparse.ArgumentParser("jaxfl data", description="What is read from a file of your own.")
+    parser.add_argument("dataset", metavar="FILE", help=".csv, .tsv, .csv.gz, .parquet, .npz, or hf:NAME")
+    for name in ("label", "site", "id"):
+        parser.add_argument(f"--{name}-column", default="label" if name == "label" else None)
+    parser.add_argument("--input-columns", nargs="+", default=(), help="inputs; all other columns by default")
+    parser.add_argument("--drop-columns", nargs="+", default=(), help="columns that are left out")
+    parser.add_argument("--classes", nargs="+", help="labels of the samples that are used, in the order of the classes")
+    parser.add_argument("--test-split", type=float, default=0.2, help="share of the samples that test")
+    parser.add_argument("--graph", help="file with edges by the names of sites")
+    given, console = parser.parse_args(argv), Console(markup=False, highlight=False)
+    try:
+        refuse_other_file(given.dataset)
+        if has_columns(given.dataset):
+            console.print(_columns_table(given.dataset))
+        names = ("label_column", "site_column", "id_column", "input_columns", "drop_columns", "test_split")
+        dataset = only_classes(load_file(given.dataset, **{name: getattr(given, name) for name in names}), given.classes)
+        _show(console, dataset, given)
+    except ArgumentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _show(console: Console, dataset: Dataset, given: argparse.Namespace) -> None:
+    """Print the three lines, classes and sites by name, the graph, and warnings."""
+    for line in reading_lines(dataset):
+        console.print(line, soft_wrap=True)
+    counted = [("class", dataset.class_names, dataset.train_labels, dataset.test_labels)]
+    if dataset.writer_names is not None:
+        counted.append(("site", dataset.writer_names, dataset.train_writers, None))
+    for kind, names, train, test in counted:
+        table = Table(kind, "train", *(() if test is None else ("test",)))
+        for number, name in enumerate(names or ()):
+            tests = () if test is None else (str(np.count_nonzero(test == number)),)
+            table.add_row(Text(name), str(np.count_nonzero(train == number)), *tests)
+        console.print(table)
+    if given.graph is not None:
+        from jaxfl.graphs.files import read_graph
+
+        graph = read_graph(given.graph, len(dataset.writer_names or ()))
+        odd = sorted({*(graph.names or ())} ^ {*(dataset.writer_names or ())})
+        if odd:
+            found = f"{odd[0]} is in only one of the two"
+            raise ArgumentError("graph", "must name the sites of the data", found, "Rename one.")
+        edges = int((graph.mixing_matrix(0) > 0).sum()) - graph.num_nodes
+        console.print(f"graph {given.graph}: {edges} edges between {graph.num_nodes} sites", soft_wrap=True)
+    for line in warnings_of(dataset, given_classes=given.classes is not None):
+        console.print(f"warning: {line}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The command `jaxfl`, also `python -m jaxfl`: the experiments, `jaxfl epsilon`, `jaxfl data`, `jaxfl report`. Alone it lists.
+"""The command `jaxfl`, also `python -m jaxfl`: the experiments, `epsilon`, `data`, `report`. Alone it lists.
 
 jaxfl privsgp_vr --help
 jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from jaxfl.analysis.plots import new_figure, save_figure
 from jaxfl.core.tree import num_bytes
-from jaxfl.data.tables import short_name
+from jaxfl.data.columns import short_name
 from jaxfl.frame import Request, Row, lay
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import new_run_directory, saved_options

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.data.tables import short_name
+from jaxfl.data.columns import short_name
 from jaxfl.privacy.statements import caption
 
 if TYPE_CHECKING:  # the import takes half a second, which a run without pictures saves

@@ -1,7 +1,7 @@
 """One rulebook for names and numbers from outside: tables, arrays, graphs, budgets and partitions follow it.
 
 A name is text without blanks at its ends, in Unicode's composed form. A whole number in any spelling is that number: 1,
-1.0 and 1e0 are one name, but 007 is text. Names are in ascending order, as numbers where all of them are. Two names that
+1.0 and 1e0 are one name, but 007 is text. Names are in ascending order, as numbers where all of them are. Names that
 differ by blanks or case only are refused, and so is a missing name in any spelling (`MISSING`).
 """
 
@@ -47,7 +47,7 @@ class Numbered(NamedTuple):
 
 
 def regular_size(path: Path) -> int:
-    """Return the size of a file in bytes. OSError for a pipe, a socket or a device, which may never end, or a folder."""
+    """Return the size of a file in bytes; OSError for a folder, or a pipe, a socket or a device, which may not end."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
@@ -158,14 +158,18 @@ def numbered(argument: str, values: Any, place: Callable[[int], str], source: st
     of_values = [as_name(value) for value in distinct.tolist()]
     missing = [row for row, name in zip(first.tolist(), of_values, strict=True) if name is None]
     if missing:
-        raise ArgumentError(argument, "must be known for each sample", f"{place(min(missing))} has none", "Fill or drop such rows.")
+        raise ArgumentError(
+            argument, "must be known for each sample", f"{place(min(missing))} has none", "Fill or drop such rows."
+        )
     names = in_order({name for name in of_values if name is not None})
     refuse_alike(argument, names, source)
     position = {name: number for number, name in enumerate(names)}
     return Numbered(tuple(names), np.array([position[str(name)] for name in of_values], np.int64)[inverse])
 
 
-def as_numbers(values: Sequence[Any] | np.ndarray, refusal: Callable[[int], ArgumentError], comma: bool = False) -> np.ndarray:
+def as_numbers(
+    values: Sequence[Any] | np.ndarray, refusal: Callable[[int], ArgumentError], comma: bool = False
+) -> np.ndarray:
     """Read a column as finite numbers, (N,) float64 or the dtype of an array of numbers.
 
     Args:

@@ -1,7 +1,8 @@
 """Data on the host: named data sets, partitions over nodes, and the pool of samples that algorithms take."""
 
+from jaxfl.data.held_out import hold_out
 from jaxfl.data.partition import by_owner, dirichlet, few_classes, iid, label_counts, label_shards, whole_writers
-from jaxfl.data.pool import federate, hold_out, partition_dataset
+from jaxfl.data.pool import federate, partition_dataset
 from jaxfl.data.sources import Dataset, from_arrays, load
 from jaxfl.data.subset import only_classes, shrunk, subset
 from jaxfl.data.tables import load_file

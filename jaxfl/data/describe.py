@@ -17,9 +17,10 @@ from rich.text import Text
 
 from jaxfl.core import ArgumentError
 from jaxfl.core import tables as rules
+from jaxfl.data.columns import OPTIONS, has_columns, read_columns, refuse_other_file
 from jaxfl.data.sources import Dataset
 from jaxfl.data.subset import only_classes
-from jaxfl.data.tables import has_columns, load_file, read_columns, refuse_other_file
+from jaxfl.data.tables import load_file
 
 _MOST_NAMES = 8
 _LARGE, _SMALL_SITE = 10.0, 10
@@ -33,7 +34,9 @@ def reading_lines(dataset: Dataset) -> list[str]:
     roles = ", ".join(f"{role} {name}" for role, name in reading.roles.items())
     left_out = f"; left out: {_few(reading.left_out)}" if reading.left_out else ""
     sizes = np.zeros(0, int) if dataset.train_writers is None else np.bincount(dataset.train_writers)
-    sites = f" at {np.count_nonzero(sizes)} sites ({sizes[sizes > 0].min()} to {sizes.max()} each)" if sizes.size else ""
+    sites = (
+        f" at {np.count_nonzero(sizes)} sites ({sizes[sizes > 0].min()} to {sizes.max()} each)" if sizes.size else ""
+    )
     dtype, shape = dataset.train_inputs.dtype, dataset.train_inputs.shape[1:]
     return [
         f"{dataset.name}{separator}: {roles}; classes {_few(dataset.class_names or ())}",
@@ -117,8 +120,8 @@ def main(argv: Sequence[str]) -> int:
         refuse_other_file(given.dataset)
         if has_columns(given.dataset):
             console.print(_columns_table(given.dataset))
-        names = ("label_column", "site_column", "id_column", "input_columns", "drop_columns", "test_split")
-        dataset = only_classes(load_file(given.dataset, **{name: getattr(given, name) for name in names}), given.classes)
+        options = {name: getattr(given, name) for name in (*OPTIONS, "test_split")}
+        dataset = only_classes(load_file(given.dataset, **options), given.classes)
         _show(console, dataset, given)
     except ArgumentError as error:
         print(f"error: {error}", file=sys.stderr)

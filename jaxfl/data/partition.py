@@ -29,7 +29,7 @@ from jaxfl.core.types import FederatedData
 Part = npt.NDArray[np.int32]
 
 
-class _Stream(enum.IntEnum):
+class Stream(enum.IntEnum):
     """Keeps the random numbers of two schemes apart under one seed. Append only: published results depend on them."""
 
     IID = 0
@@ -80,7 +80,7 @@ def iid(num_samples: int, num_nodes: int, seed: int, *, sizes: Sequence[int] | N
             found = f"it is {counts.sum():,}"
             remedy = "Lower the sizes or take more samples."
             raise ArgumentError("sizes", f"must sum to at most the {num_samples:,} samples", found, remedy)
-    order = _generator(seed, _Stream.IID).permutation(num_samples).astype(np.int32)
+    order = generator_of(seed, Stream.IID).permutation(num_samples).astype(np.int32)
     ends = np.cumsum(counts)
     return [order[end - count : end].copy() for count, end in zip(counts, ends, strict=True)]
 
@@ -108,7 +108,7 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
     Guarantees:
         - every sample is used exactly once.
         - every node has at least min_size samples.
-        - a class has the same shares under the same seed, whatever samples there are: those of a test set, for instance.
+        - a class has the same shares under the same seed, whatever samples there are: so do those of a test set.
 
     Examples:
         >>> labels = np.arange(1000) % 10
@@ -120,7 +120,7 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
     check.at_least(1, num_nodes=num_nodes, min_size=min_size)
     check.positive(alpha=alpha)
     _enough(len(array), num_nodes, min_size)
-    generator, of_shares = _generator(seed, _Stream.DIRICHLET), _generator(seed, _Stream.SHARES)
+    generator, of_shares = generator_of(seed, Stream.DIRICHLET), generator_of(seed, Stream.SHARES)
     shares = [_dirichlet_draw(of_shares, float(alpha), num_nodes) for _ in range(int(array.max()) + 1)]
     pieces: list[list[np.ndarray]] = [[] for _ in range(num_nodes)]
     for label in np.unique(array):
@@ -195,7 +195,7 @@ def label_shards(labels: Any, num_nodes: int, shards_per_node: int, seed: int) -
     array = _label_vector(labels)
     check.at_least(1, num_nodes=num_nodes, shards_per_node=shards_per_node)
     _enough(len(array), num_nodes, shards_per_node)
-    generator = _generator(seed, _Stream.SHARDS)
+    generator = generator_of(seed, Stream.SHARDS)
     order = generator.permutation(len(array)).astype(np.int32)
     by_label = order[np.argsort(array[order], kind="stable")]
     shards = np.array_split(by_label, num_nodes * shards_per_node)
@@ -236,7 +236,7 @@ def few_classes(labels: Any, num_nodes: int, classes_per_node: int, seed: int) -
     if classes_per_node > len(classes):
         requirement = f"must be at most the {len(classes)} classes"
         raise ArgumentError("classes_per_node", requirement, f"got {classes_per_node}", "Pass fewer.")
-    generator = _generator(seed, _Stream.CLASSES)
+    generator = generator_of(seed, Stream.CLASSES)
     nodes: list[list[int]] = [[] for _ in classes]
     for node in generator.permutation(num_nodes).tolist():
         order = np.lexsort((generator.random(len(classes)), np.array([len(of_class) for of_class in nodes])))
@@ -274,7 +274,7 @@ def by_owner(owner_ids: Any) -> NamedParts:
         writes and orders names.
 
     Raises:
-        ArgumentError: the ids are not a vector of integers or text, one is missing, or two differ by blanks or case only.
+        ArgumentError: the ids are no vector of integers or text, one is missing, or two differ by blanks or case only.
 
     Guarantees:
         - every sample is used exactly once.
@@ -314,35 +314,9 @@ def whole_writers(writer_ids: Any, num_nodes: int, writers_per_node: int, seed: 
     writers, _ = _by_id("writer_ids", writer_ids)
     check.at_least(1, num_nodes=num_nodes, writers_per_node=writers_per_node)
     _enough(len(writers), num_nodes, writers_per_node, "writers")
-    generator = _generator(seed, _Stream.WRITERS)
+    generator = generator_of(seed, Stream.WRITERS)
     deal = generator.permutation(len(writers))[: num_nodes * writers_per_node].reshape(num_nodes, writers_per_node)
     return [generator.permutation(np.concatenate([writers[writer] for writer in row])) for row in deal]
-
-
-def held_places(count: int, share: float) -> npt.NDArray[np.bool_]:
-    """Choose the places of a list that are held out: the second, and then one of every 1 / share, at random.
-
-    Args:
-        count: length of the list.
-        share: in (0, 1).
-
-    Returns:
-        (count,), bool.
-
-    Guarantees:
-        - a place is held out or not whatever the count; the first place never is.
-
-    Examples:
-        >>> held_places(12, 0.25).tolist() == [*held_places(9, 0.25).tolist(), False, False, True]
-        True
-    """
-    stops = np.ceil(np.arange(1, int(count * share) + 3) / share).astype(np.int64)
-    first, lengths = stops[:-1], np.diff(stops)
-    drawn = _generator(0, _Stream.HELD_OUT).random(len(first))
-    places = np.concatenate([[1], first + np.floor(drawn * lengths).astype(np.int64)])
-    held = np.zeros(count, np.bool_)
-    held[places[places < count]] = True
-    return held
 
 
 def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes: int) -> np.ndarray:
@@ -381,7 +355,7 @@ def _by_id(argument: str, ids: Any) -> tuple[list[Part], tuple[str, ...]]:
     return [part.copy() for part in np.split(order, np.cumsum(np.bincount(owners))[:-1])], names
 
 
-def _generator(seed: int, stream: _Stream) -> np.random.Generator:
+def generator_of(seed: int, stream: Stream) -> np.random.Generator:
     """The generator of one scheme under one seed."""
     check.at_least(0, seed=seed)
     return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=(int(stream),)))

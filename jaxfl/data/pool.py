@@ -14,16 +14,7 @@ from jaxfl.core import Array, check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.tables import as_name, refuse_alike
 from jaxfl.core.types import FederatedData, NodeNames, node_text
-from jaxfl.data.partition import (
-    NamedParts,
-    by_owner,
-    dirichlet,
-    few_classes,
-    held_places,
-    iid,
-    label_shards,
-    whole_writers,
-)
+from jaxfl.data.partition import by_owner, dirichlet, few_classes, iid, label_shards, whole_writers
 from jaxfl.data.sources import Dataset
 
 
@@ -67,6 +58,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         raise ArgumentError("labels", "must hold one entry per sample of inputs", found, "Check both lengths.")
     node_names = _names(getattr(parts, "names", None) if names is None else names, len(parts))
     rows = _index_rows(parts, len(pool), None if node_names is None else node_names.names)
+
     def place(sample: int) -> str:
         node = next((node for node, row in enumerate(rows) if sample in row), None)
         owner = "no node" if node is None else node_text(node, None if node_names is None else node_names.names)
@@ -194,37 +186,6 @@ def partition_dataset(
             remedy = "Leave it out, or choose a partition that takes it."
             raise ArgumentError(argument, f"must be left out for the {scheme} partition", f"got {value}", remedy)
     return SCHEMES[scheme](dataset, num_nodes, seed, **own)
-
-
-def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Splits every node's samples into a part for training and a part for testing.
-
-    Args:
-        parts: a partition, every node with two samples or more.
-        share: of a node's samples for testing, in (0, 1), by their places in its list: `held_places`.
-
-    Returns:
-        Two partitions of the same nodes, in the same order and with the same names: for training, and for testing
-        (`jaxfl.training.own_scores`).
-
-    Raises:
-        ArgumentError: a share out of range, or a node with a single sample.
-
-    Examples:
-        >>> hold_out([np.arange(5), np.array([7, 9])], 0.2)
-        ([array([0, 2, 3, 4]), array([7])], [array([1]), array([9])])
-    """
-    check.open_unit(share=share)
-    train, test = [], []
-    for node, part in enumerate(map(np.asarray, parts)):
-        if len(part) < 2:
-            found = f"node {node} has {len(part)}"
-            raise ArgumentError("parts", "must give every node two samples to hold one out", found, "Merge nodes.")
-        held = held_places(len(part), share)
-        train.append(part[~held])
-        test.append(part[held])
-    names = getattr(parts, "names", None)
-    return (train, test) if names is None else (NamedParts(train, names), NamedParts(test, names))
 
 
 def writers_of(dataset: Dataset, called: str = "site") -> np.ndarray:

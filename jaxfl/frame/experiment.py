@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.core import Algorithm, ArgumentError, Array
-from jaxfl.data.tables import is_file, refuse_other_file
+from jaxfl.data.columns import is_file, refuse_other_file
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, without
 from jaxfl.frame.options import UNSAID, flat, lay, options, refuse_out_of_range, text_of

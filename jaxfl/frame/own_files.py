@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.data.columns import is_file
 from jaxfl.data.pool import FROM_LABELS, writers_of
 from jaxfl.data.sources import Dataset
-from jaxfl.data.tables import is_file
 from jaxfl.frame.options import flat, lay
 
 _SHARE = 0.45  # of the smallest node's samples, the largest default batch: what digits have
@@ -40,9 +40,13 @@ def of_own_file(config: Any, privacy: Callable[..., Sequence[Mapping[str, Any]]]
         return {}
     notes = [f"which samples test is public ({dataset.reading.tests})"]
     if values.get("classes") is None:
-        notes.append("the set of classes is public, though it is taken from the labels of all samples (--classes gives it)")
+        notes.append(
+            "the set of classes is public, though it is taken from the labels of all samples (--classes gives it)"
+        )
     if values.get("partition") in FROM_LABELS:
-        notes.append(f"the partition ({values['partition']}) is public, though it is made from the labels of all samples")
+        notes.append(
+            f"the partition ({values['partition']}) is public, though it is made from the labels of all samples"
+        )
 
     def noted(*args: Any, **options: Any) -> list[dict[str, Any]]:
         assert privacy is not None

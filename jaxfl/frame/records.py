@@ -12,8 +12,8 @@ import jax
 from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
 from jaxfl.data import Dataset, federate, hold_out, load, load_file, only_classes, shrunk, subset
+from jaxfl.data.columns import OPTIONS, has_columns, is_file
 from jaxfl.data.pool import SCHEMES
-from jaxfl.data.tables import has_columns, is_file
 from jaxfl.frame.choose import Choice, choose, where
 from jaxfl.frame.distributed import PLACE, Distributed
 from jaxfl.frame.launch import Launch
@@ -36,41 +36,33 @@ _keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=6
 class Data:
     """Data set to learn from."""
 
-    # `classes=None` does not count, so that runs made before this option existed keep their random numbers.
+    # Options that are not given do not count, so that runs made before they existed keep their random numbers.
     COUNTS: ClassVar = (
-        {"classes": lambda options: options["classes"] is not None},
-        dict.fromkeys(("label_column", "site_column"), lambda options: has_columns(options["dataset"])),
-        *(
-            {name: lambda options, name=name: has_columns(options["dataset"]) and bool(options[name])}
-            for name in ("id_column", "input_columns", "drop_columns")
-        ),
+        dict.fromkeys(OPTIONS, lambda options: has_columns(options["dataset"])),
+        {name: lambda options, name=name: options[name] not in (None, ()) for name in ("classes", *OPTIONS[2:])},
         {"test_split": lambda options: is_file(options["dataset"])},
         {"data_dir": lambda options: not is_file(options["dataset"])},
     )
     dataset: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, or data of your own: FILE.csv (or .tsv, .csv.gz), FILE.parquet, FILE.npz, or
+    """digits, mnist, fashion_mnist, cifar10, or data of your own: FILE.csv (.tsv, .csv.gz), FILE.parquet, FILE.npz, or
     hf:NAME of the Hugging Face hub (docs/own_data.md)."""
     label_column: str = "label"
-    """Column of your own table that holds the labels. All other columns, but those of sites and identifiers, must hold
-    numbers."""
+    """Column of your own table that holds the labels. Columns without a role must hold numbers."""
     site_column: str | None = None
-    """Column of your own table that names the site (a hospital, say) of each sample. Each site is then a node, unless
-    --partition is given."""
+    """Column of your own table that names each sample's site, a hospital say: a node, unless --partition is given."""
     id_column: str | None = None
-    """Column of your own table that identifies each sample, or each person with several samples. A hash of it decides
-    which samples test, so that a sample that is added or removed moves no other one."""
+    """Column of your own table that identifies samples or persons, and by a hash decides which samples test."""
     input_columns: tuple[str, ...] = ()
     """Columns of your own table that are inputs; by default all that have no other role."""
     drop_columns: tuple[str, ...] = ()
     """Columns of your own table that are left out: row numbers, for instance."""
     test_split: float = 0.2
-    """Share of the samples that are held out for testing, by their places in each site or by --id-column, if the file
-    of your own data has no test samples."""
+    """Share of the samples of your own file that test, by their places in each site or by --id-column."""
     data_dir: str | None = unsaved(None)
     """Folder with the data set's files as their authors publish them."""
     classes: tuple[int | str, ...] | None = None
-    """Use only samples with these labels, at least two, which become 0, 1, ... in this order; all by default. The
-    classes of your own data are public once they are named here."""
+    """Use only samples with these labels, at least two, which become 0, 1, ... in this order; all by default. Naming
+    them keeps labels of your own data from deciding what classes there are."""
     num_train: int | None = None
     """Use only this many training samples, drawn at random; all by default."""
     num_test: int | None = None
@@ -81,13 +73,9 @@ class Data:
     @_keep_few
     def load(self) -> Dataset:
         """The data set, cut and shrunk; the same arrays in every call."""
-        if is_file(self.dataset):
-            columns = ("label_column", "site_column", "id_column", "input_columns", "drop_columns", "test_split")
-            whole = load_file(self.dataset, **{name: getattr(self, name) for name in columns})
-        else:
-            whole = load(self.dataset, self.data_dir)
-        whole = only_classes(whole, self.classes)
-        return shrunk(subset(whole, self.num_train, self.num_test), self.shrink)
+        table = {name: getattr(self, name) for name in (*OPTIONS, "test_split")}
+        whole = load_file(self.dataset, **table) if is_file(self.dataset) else load(self.dataset, self.data_dir)
+        return shrunk(subset(only_classes(whole, self.classes), self.num_train, self.num_test), self.shrink)
 
     @_keep_few
     def test_set(self) -> EvaluationSet:

@@ -20,8 +20,8 @@ from jaxfl.analysis.plots import X_AXES, plot_run
 from jaxfl.channel import Costs
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
+from jaxfl.data.columns import short_name
 from jaxfl.data.describe import reading_lines
-from jaxfl.data.tables import short_name
 from jaxfl.frame.experiment import Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of

@@ -2,7 +2,8 @@
 
 A file holds `Algorithm.node_params` of the last state, one array (n, *leaf) for each leaf: a row for each node
 (for push-sum the de-biased parameters), or a single row where a server has one model for all. The header says in JSON
-how the leaves make a tree, and the names of the classes where they are known. A file is replaced atomically, and a resumed run writes the same bytes.
+how the leaves make a tree, and names the classes where they have names. A file is replaced atomically, and a resumed
+run writes the same bytes.
 """
 
 from __future__ import annotations

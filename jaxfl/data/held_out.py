@@ -1,0 +1,82 @@
+"""Samples that are held out for testing: each is chosen by itself, by its place in a list or by its identifier.
+
+No label, no input and no other sample has a say, so that a changed sample moves no other one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from jaxfl.core import check
+from jaxfl.core.check import ArgumentError
+from jaxfl.data.partition import NamedParts, Stream, generator_of
+
+_KEY = b"jaxfl: does this sample test?"
+
+
+def held_places(count: int, share: float) -> npt.NDArray[np.bool_]:
+    """Choose the places of a list that are held out: the second, and then one of every 1 / share, at random.
+
+    Args:
+        count: length of the list.
+        share: in (0, 1).
+
+    Returns:
+        (count,), bool.
+
+    Guarantees:
+        - a place is held out or not whatever the count; the first place never is.
+
+    Examples:
+        >>> held_places(4, 0.25).tolist(), bool((held_places(9, 0.25) == held_places(12, 0.25)[:9]).all())
+        ([False, True, False, False], True)
+    """
+    stops = np.ceil(np.arange(1, int(count * share) + 3) / share).astype(np.int64)
+    first, lengths = stops[:-1], np.diff(stops)
+    drawn = generator_of(0, Stream.HELD_OUT).random(len(first))
+    places = np.concatenate([[1], first + np.floor(drawn * lengths).astype(np.int64)])
+    held = np.zeros(count, np.bool_)
+    held[places[places < count]] = True
+    return held
+
+
+def held_names(names: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
+    """Choose the names, identifiers of samples, whose keyed hash is below `share`, in (0, 1); (N,), bool."""
+    hashes = [hashlib.blake2b(name.encode(), digest_size=7, key=_KEY).digest() for name in names]
+    return np.array([int.from_bytes(one, "big") < share * 256**7 for one in hashes], np.bool_)
+
+
+def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Splits every node's samples into a part for training and a part for testing.
+
+    Args:
+        parts: a partition, every node with two samples or more.
+        share: of a node's samples for testing, in (0, 1), by their places in its list: `held_places`.
+
+    Returns:
+        Two partitions of the same nodes, in the same order and with the same names: for training, and for testing
+        (`jaxfl.training.own_scores`).
+
+    Raises:
+        ArgumentError: a share out of range, or a node with a single sample.
+
+    Examples:
+        >>> hold_out([np.arange(5), np.array([7, 9])], 0.2)
+        ([array([0, 2, 3, 4]), array([7])], [array([1]), array([9])])
+    """
+    check.open_unit(share=share)
+    train, test = [], []
+    for node, part in enumerate(map(np.asarray, parts)):
+        if len(part) < 2:
+            found = f"node {node} has {len(part)}"
+            raise ArgumentError("parts", "must give every node two samples to hold one out", found, "Merge nodes.")
+        held = held_places(len(part), share)
+        train.append(part[~held])
+        test.append(part[held])
+    names = getattr(parts, "names", None)
+    return (train, test) if names is None else (NamedParts(train, names), NamedParts(test, names))

@@ -20,6 +20,7 @@ from jaxfl.data import (
     label_shards,
     whole_writers,
 )
+from jaxfl.data.held_out import held_places
 
 few = settings(max_examples=60, derandomize=True, deadline=None)
 seeds = st.integers(0, 2**63 - 1)
@@ -81,9 +82,24 @@ class TestEveryScheme:
         train, test = hold_out(parts, share)
         for part, kept, held in zip(parts, train, test, strict=True):
             assert sorted([*kept, *held]) == part.tolist()
-            assert len(held) == min(max(1, round(share * len(part))), len(part) - 1)
+            assert 1 <= len(held) < len(part)
+            assert abs(len(held) - share * len(part)) <= 1
         owned: Any = hold_out(by_owner(["b", "b", "a", "a"]), 0.5)
         assert [part.names for part in owned] == [("a", "b")] * 2
+
+    @few
+    @given(st.integers(2, 60), st.floats(0.01, 0.99))
+    def test_a_place_is_held_out_or_not_whatever_stands_behind_it(self, size, share):
+        np.testing.assert_array_equal(held_places(size, share), held_places(100, share)[:size])
+
+    @few
+    @given(st.integers(1, 200), st.integers(1, 200), seeds)
+    def test_train_and_test_samples_of_a_class_have_the_same_shares(self, size, fewer, seed):
+        """Two sets of one seed have as many samples of class 0, others of class 1; each node has as many of class 0."""
+        first, second = (np.repeat([0, 1], [500, count]) for count in (size, fewer))
+        one, other = (dirichlet(labels, 4, 0.3, seed) for labels in (first, second))
+        counts = [label_counts(parts, labels, 2)[:, 0] for parts, labels in ((one, first), (other, second))]
+        assert np.abs(counts[0] - counts[1]).max() <= 3  # nodes without samples take one
 
     @few
     @given(labeled(), seeds, st.integers(1, 4))
@@ -286,7 +302,7 @@ OF_LABELS = (
     lambda labels: label_counts([np.array([0])], labels, 3),
 )
 BAD_LABELS = ([0.0, 1.0], [], [[0], [1]], [0, -1], ["a", "b"], [True, False])
-BAD_IDS = ([], [1.0, 2.0], [["a"]], 3, [None, "a"])
+BAD_IDS = ([], [1.0, np.nan], [["a"]], 3, [None, "a"], ["a", "A"], ["a", "n/a"])
 
 
 def rows(argument, calls, values):
@@ -314,3 +330,17 @@ test_refusals = refusals(
         *rows("writers_per_node", [lambda count: whole_writers(WRITERS, 1, count, 0)], [0, 1.5]),
     ]
 )
+
+
+@pytest.mark.parametrize(
+    ("owners", "names"),
+    [
+        (["10", "9", "2"], ("2", "9", "10")),
+        ([10.0, 9.0, 2.0], ("2", "9", "10")),
+        (np.array(["b", " a"], object), ("a", "b")),
+        (["01", "2"], ("01", "2")),
+        (["1", "1.0", "2"], ("1", "2")),
+    ],
+)
+def test_owners_have_the_names_and_the_order_of_sites(owners, names):
+    assert by_owner(owners).names == names

@@ -1,6 +1,9 @@
 # pyright: reportArgumentType=false, reportOptionalSubscript=false, reportAttributeAccessIssue=false
 """Data sets in files of one's own: tables and arrays, sites and their names, and one sentence for whatever is wrong."""
 
+import gzip
+import os
+
 import datasets
 import numpy as np
 import PIL.Image
@@ -8,11 +11,16 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from helpers import refused
+from hostile import within
 
+from experiments import EXPERIMENTS
 from jaxfl import graphs
-from jaxfl.data import load_file, partition_dataset
+from jaxfl.data import by_owner, federate, load_file, only_classes, partition_dataset
+from jaxfl.data.columns import short_name
 from jaxfl.data.tables import read_by_site
+from jaxfl.frame.experiment import request
 from jaxfl.graphs.files import read_graph
+from jaxfl.training import evaluation_set
 
 HEADING = "age,site,ill,dose"
 ROWS = [f"0.{k % 10},{'BCA'[k % 3]},{'no yes'.split()[k % 2]},{-k}" for k in range(60)]
@@ -33,21 +41,35 @@ def test_a_table_gives_its_numbers_labels_and_sites(tmp_path):
         assert (inputs[0], label, "ABC"[site]) == (np.float32(f"0.{k % 10}"), k % 2, "BCA"[k % 3])
 
 
-def test_each_site_and_label_tests_with_its_share(tmp_path):
-    rows = [f"{k},{'AAAB'[k % 4]},{k % 2},0" for k in range(400)]
-    data = load_file(table(tmp_path, *rows), label_column="ill", site_column="site", test_split=0.25)
-    kept = set(data.train_inputs[:, 0].tolist())
-    tests = [int(k) for k in data.test_inputs[:, 0]]
-    assert not kept & set(tests)
-    assert len(kept) + len(tests) == 400
-    cells = [("AAAB"[k % 4], k % 2) for k in tests]
-    counts = [[cells.count((site, label)) for label in (0, 1)] for site in "AB"]
-    np.testing.assert_array_equal(counts, [[50, 25], [0, 25]])
+NUMBERS = {"label_column": "ill", "site_column": "site", "input_columns": ("age", "dose")}
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_each_site_and_label_tests_with_its_share(ids, tmp_path):
+    """By place a site's share is exact to a sample; all other shares are so in expectation, here in standard errors."""
+    rows = [f"{k},{'AAAB'[k % 4]},{k % 5 // 2},0" for k in range(4000)]
+    options = {**NUMBERS, "input_columns": ("dose",), "id_column": "age"} if ids else NUMBERS
+    data = load_file(table(tmp_path, *rows), **options, test_split=0.25)
+    assert len(data.train_labels) + len(data.test_labels) == 4000
+    tests = np.array([3000, 1000]) - np.bincount(data.train_writers)
+    assert np.abs(tests - [750, 250]).max() <= (4 * np.sqrt([562.5, 187.5]).max() if ids else 1)
+    expected = np.array([1600, 1600, 800]) / 4
+    assert (np.abs(np.bincount(data.test_labels) - expected) < 4 * np.sqrt(0.75 * expected)).all()
+
+
+def test_each_site_trains_on_a_sample(tmp_path):
+    rows = [f"{k % 7},S{k % 9},{k % 2},0" for k in range(90)]
+    for before in range(12):  # whatever stands above it
+        data = load_file(table(tmp_path, *rows[:before], "1,Tiny,0,0", *rows), label_column="ill", site_column="site")
+        assert len(np.unique(data.train_writers)) == len(data.writer_names) == 10
+    options = {"label_column": "ill", "site_column": "site", "input_columns": ("dose",), "id_column": "age"}
+    lone = [f"{k},S{k},{k % 2},0" for k in range(60)]
+    refused(lambda: load_file(table(tmp_path, *lone), **options), "id_column", "all samples of S")
 
 
 def test_numbers_as_names_are_in_the_order_of_numbers(tmp_path):
     rows = [f"{k},{k % 11},{[10, 9][k % 2]},0" for k in range(110)]
-    data = load_file(table(tmp_path, *rows), label_column="ill", site_column="site")
+    data = load_file(table(tmp_path, *rows), **NUMBERS)
     assert data.writer_names == tuple(map(str, range(11)))
     assert {(int(x[0]) % 2, int(label)) for x, label in zip(data.train_inputs, data.train_labels, strict=True)} == {
         (0, 1),
@@ -58,7 +80,7 @@ def test_numbers_as_names_are_in_the_order_of_numbers(tmp_path):
 def test_names_that_are_no_plain_numbers_stay_as_they_are(tmp_path):
     names = ["007", "7", "99999999999999999999"]
     rows = [f"{k},{names[k % 3]},0,0" for k in range(60)]
-    data = load_file(table(tmp_path, *rows), label_column="ill", site_column="site")
+    data = load_file(table(tmp_path, *rows), **NUMBERS)
     assert data.writer_names == tuple(names)
 
 
@@ -230,3 +252,245 @@ def test_each_site_has_one_number(rows, found, tmp_path):
     refused(lambda: read_by_site(str(path), ("Lund", "Oslo"), "node_epsilons"), "node_epsilons", found)
     path.write_text("site,epsilon\n\n Oslo , 1.5\nLund,1e1\n")
     assert read_by_site(str(path), ("Lund", "Oslo"), "node_epsilons") == (10.0, 1.5)
+
+
+def arrays(folder, **values):
+    np.savez(folder / "own.npz", **values)
+    return str(folder / "own.npz")
+
+
+PLAIN = "x,site,label"
+GOOD = [f"{k % 7 / 7},{'AB'[k % 2]},{k % 3}" for k in range(40)]
+
+
+class TestRoles:
+    """Each column has one role, seen by the reader."""
+
+    @pytest.mark.parametrize("heading", ["", " ", "patient", "Unnamed: 0"])
+    def test_a_number_of_rows_is_no_input_unless_it_is_named(self, heading, tmp_path):
+        rows = [f"{k},{row}" for k, row in enumerate(GOOD)]
+        path = table(tmp_path, *rows, heading=f"{heading},{PLAIN}")
+        name = heading.strip() or "column 1"
+        words = ("--drop-columns", "--input-columns", name)
+        refused(lambda: load_file(path, site_column="site"), "dataset", *words)
+        assert load_file(path, site_column="site", drop_columns=[name]).reading.inputs == ("x",)
+        assert load_file(path, site_column="site", id_column=name).reading.inputs == ("x",)
+        assert load_file(path, site_column="site", input_columns=[name]).reading.inputs == (name,)
+
+    def test_a_number_of_rows_in_a_parquet_table_is_no_input(self, tmp_path):
+        path = parquet(tmp_path, idx=np.arange(60), x=np.arange(60) % 7, label=np.arange(60) % 2)
+        refused(lambda: load_file(path), "dataset", "idx")
+
+    @pytest.mark.parametrize("options", [{"drop_columns": ["z"]}, {"input_columns": ["z"]}, {"id_column": "z"}])
+    def test_an_unknown_column_is_refused(self, options, tmp_path):
+        refused(lambda: load_file(table(tmp_path, *GOOD, heading=PLAIN), **options), next(iter(options)), "x, site")
+
+    def test_a_column_with_two_roles_is_refused(self, tmp_path):
+        path = table(tmp_path, *GOOD, heading=PLAIN)
+        refused(lambda: load_file(path, site_column="site", drop_columns=["site"]), "drop_columns", "site")
+
+    def test_what_was_read_is_kept(self, tmp_path):
+        data = load_file(
+            table(tmp_path, *[f"{row},t" for row in GOOD], heading=PLAIN + ",note"),
+            site_column="site",
+            drop_columns=["note"],
+        )
+        assert data.reading[:4] == (",", {"label": "label", "site": "site"}, ("x",), ("note",))
+        assert data.class_names == ("0", "1", "2")
+
+
+class TestNames:
+    """Labels and sites by one rulebook, in tables, arrays, budgets and graphs."""
+
+    @pytest.mark.parametrize("missing", ["", "NA", "nan", "None", "?"])
+    @pytest.mark.parametrize("column", [1, 2])
+    @pytest.mark.parametrize("kind", ["csv", "npz"])
+    def test_a_missing_label_or_site_is_refused_with_its_row(self, missing, column, kind, tmp_path):
+        cells = [row.split(",") for row in GOOD]
+        cells[4][column] = missing
+        if kind == "csv":
+            path, row = table(tmp_path, *map(",".join, cells), heading=PLAIN), "row 6"
+        else:
+            columns = dict(zip(("inputs", "sites", "labels"), map(np.array, zip(*cells, strict=True)), strict=True))
+            columns["inputs"], row = columns["inputs"].astype(float)[:, None], "row 4"
+            path = arrays(tmp_path, **columns)
+        refused(lambda: load_file(path, site_column="site"), "dataset", row)
+
+    def test_blanks_and_spellings_make_no_names(self, tmp_path):
+        rows = [
+            f"{k % 7 / 7},{['Oslo', ' Oslo', 'Lund ', 'Lund'][k % 4]},{['1', '1.0', '2', ' 2'][k % 4]}"
+            for k in range(40)
+        ]
+        data = load_file(table(tmp_path, *rows, heading=" x, site ,label "), site_column="site")
+        assert (data.writer_names, data.class_names) == (("Lund", "Oslo"), ("1", "2"))
+        budgets, edges = tmp_path / "b.csv", tmp_path / "e.csv"
+        budgets.write_text("site;epsilon\nOslo ;1,5\n Lund;2\n")
+        assert read_by_site(str(budgets), data.writer_names, "node_epsilons") == (2.0, 1.5)
+        edges.write_text("Oslo, Lund\nLund ,Oslo\n")
+        assert read_graph(str(edges), 2).names == data.writer_names
+
+    @pytest.mark.parametrize("spelling", ["oslo", "OSLO"])
+    def test_names_that_differ_by_case_only_are_refused_everywhere(self, spelling, tmp_path):
+        rows = [f"{k % 7 / 7},{['Oslo', spelling][k % 2]},{k % 3}" for k in range(40)]
+        refused(lambda: load_file(table(tmp_path, *rows, heading=PLAIN), site_column="site"), "dataset", spelling)
+        (tmp_path / "e.csv").write_text(f"Oslo,Lund\nLund,Oslo\n{spelling},Lund\n")
+        refused(lambda: read_graph(str(tmp_path / "e.csv"), 3), "graph", spelling)
+        refused(lambda: by_owner(["Oslo", spelling]), "owner_ids", spelling)
+        parts = [np.array([0]), np.array([1])]
+        refused(lambda: federate(np.ones((2, 1), "f4"), [0, 1], parts, names=["Oslo", spelling]), "names", spelling)
+
+    def test_numbers_are_in_one_order_everywhere(self, tmp_path):
+        names = ["10", "9", "02"], ["10", "9", "2"]
+        for given, expected in zip(names, (("02", "10", "9"), ("2", "9", "10")), strict=True):
+            rows = [f"{k % 7 / 7},{given[k % 3]},{k % 2}" for k in range(60)]
+            (tmp_path / "e.csv").write_text("".join(f"{a},{b}\n" for a in given for b in given if a != b))
+            assert load_file(table(tmp_path, *rows, heading=PLAIN), site_column="site").writer_names == expected
+            assert read_graph(str(tmp_path / "e.csv"), 3).names == expected
+            assert by_owner(given).names == expected
+
+    def test_a_first_edge_without_heading_is_kept(self, tmp_path):
+        (tmp_path / "e.csv").write_text("A,B\nB,A\nB,C\nC,B\nC,A\nA,C\n")
+        np.testing.assert_allclose(read_graph(str(tmp_path / "e.csv"), 3).mixing_matrix(0), np.full((3, 3), 1 / 3))
+
+    def test_names_of_classes_are_those_of_the_source(self, tmp_path):
+        features = datasets.Features(
+            {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["z", "none"])}
+        )
+        rows = {"x": np.arange(40) % 7, "label": np.arange(40) % 2}
+        (tmp_path / "hub").mkdir()
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "hub" / "train.parquet")
+        data = load_file(f"hf:{tmp_path / 'hub'}")
+        assert (data.class_names, data.num_classes) == (("z", "none"), 2)
+        assert only_classes(
+            load_file(table(tmp_path, *GOOD, heading=PLAIN), drop_columns=["site"]), (2, "0")
+        ).class_names == ("2", "0")
+
+
+class TestClasses:
+    @pytest.mark.parametrize("kind", ["csv", "npz"])
+    def test_a_target_is_no_label(self, kind, tmp_path):
+        targets = np.random.default_rng(0).normal(size=120).round(5)
+        path = arrays(tmp_path, inputs=np.ones((120, 1)), labels=targets)
+        if kind == "csv":
+            path = table(tmp_path, *[f"{k % 7},A,{target}" for k, target in enumerate(targets)], heading=PLAIN)
+        refused(lambda: load_file(path, site_column="site"), "label_column", "regression", "jaxfl.from_functions")
+
+    def test_identifiers_are_no_labels(self, tmp_path):
+        path = table(tmp_path, *[f"{k % 7},A,p{k}" for k in range(9)], heading=PLAIN)
+        refused(lambda: load_file(path, site_column="site"), "label_column", "9 different")
+
+    def test_classes_that_are_given_do_not_follow_from_labels(self, tmp_path):
+        """A label of its own adds no class, and a class without samples stays one."""
+        path = table(tmp_path, *GOOD, "1,A,rare", heading=PLAIN)
+        data = only_classes(load_file(path, site_column="site"), ("0", "1", "2", "none here"))
+        assert (data.num_classes, data.train_labels.max()) == (4, 2)
+        refused(lambda: only_classes(load_file(path, site_column="site"), ("yes", "no")), "classes", "0 1 2 rare")
+
+
+class TestTypes:
+    @pytest.mark.parametrize("dtype", [np.int64, np.uint16, np.int8])
+    def test_whole_numbers_of_arrays_stay_whole(self, dtype, tmp_path):
+        tokens = (np.arange(80).reshape(40, 2) % 100).astype(dtype)
+        data = load_file(arrays(tmp_path, inputs=tokens, labels=np.arange(40) % 2))
+        assert data.train_inputs.dtype == np.int32
+        assert {*data.train_inputs.ravel().tolist()} <= {*range(100)}
+        path = parquet(
+            tmp_path, x=pyarrow.array(tokens.tolist(), pyarrow.list_(pyarrow.int64())), label=np.arange(40) % 2
+        )
+        assert load_file(path).train_inputs.dtype == np.int32
+        refused(lambda: federate(tokens.astype(np.int64), np.zeros(40, int), [np.arange(40)]), "inputs", "np.int32")
+
+    @pytest.mark.parametrize(
+        ("values", "word"),
+        [
+            ({"inputs": np.array(["a"] * 40)}, "<U1"),
+            ({"inputs": np.ones((40, 2)) * 1j}, "complex"),
+            ({"inputs": np.full((40, 2), 2**40)}, "32 bits"),
+            ({"inputs": np.array(1.0)}, "inputs ()"),
+            ({"inputs": np.where(np.arange(80).reshape(40, 2) == 7, np.nan, 1)}, "row 3"),
+            ({"inputs": np.full((40, 2), 1e300)}, "inf"),
+            ({"labels": np.ones((40, 1), int)}, "(40, 1)"),
+            ({"labels": np.eye(2)[np.arange(40) % 2]}, "argmax"),
+            ({"labels": np.array(1)}, "labels ()"),
+            ({"sites": np.ones((40, 2), int)}, "(40, 2)"),
+            ({"labels": np.full(40, np.nan)}, "row 0"),
+        ],
+    )
+    def test_arrays_are_checked_before_they_are_cut(self, values, word, tmp_path):
+        path = arrays(tmp_path, **{"inputs": np.ones((40, 2)), "labels": np.arange(40) % 2, **values})
+        refused(lambda: load_file(path), "dataset", word)
+
+    @pytest.mark.parametrize(("inputs", "labels"), [(np.nan, 0.0), (1.0, np.inf)])
+    def test_what_is_not_finite_is_refused_with_its_node(self, inputs, labels):
+        """In `federate` and in a test set, as in `from_arrays`."""
+        pool, targets = np.ones((4, 2), "f4"), np.zeros(4, "f4")
+        pool[2, 1], targets[2] = inputs, labels
+        words = ("sample 2 of", "Oslo")
+        name = "inputs" if np.isnan(inputs) else "labels"
+        parts = [np.array([0, 1]), np.array([3, 2])]
+        refused(lambda: federate(pool, targets, parts, names=["Lund", "Oslo"]), name, *words)
+        refused(lambda: evaluation_set(pool, targets), f"test_{name}", "sample 2")
+
+    @pytest.mark.parametrize(
+        ("parts", "word"),
+        [
+            ({0: [0], 1: [1]}, "list(parts.values())"),
+            ([np.array([True, False])], "np.flatnonzero"),
+            ([{0, 1}], "sorted"),
+        ],
+    )
+    def test_partitions_of_other_kinds_are_refused_with_the_remedy(self, parts, word):
+        refused(lambda: federate(np.ones((2, 1), "f4"), [0, 1], parts), "parts", word)
+
+    def test_images_of_several_sizes_are_refused_with_their_row(self, tmp_path):
+        features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b"])})
+        images = [PIL.Image.fromarray(IMAGES[k][: 1 + (k != 5)]) for k in range(40)]
+        rows = {"image": images, "label": np.arange(40) % 2}
+        datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "train.parquet")
+        refused(lambda: load_file(f"hf:{tmp_path}"), "dataset", "row 7", "(1, 2)")
+
+
+class TestFiles:
+    @pytest.mark.parametrize("ending", [".tsv", ".CSV", ".csv.gz", ".Parquet", ".NPZ"])
+    def test_other_spellings_of_endings_are_read(self, ending, tmp_path):
+        expected = load_file(table(tmp_path), label_column="ill", site_column="site")
+        path = tmp_path / f"own{ending}"
+        text = (tmp_path / "own.csv").read_text()
+        if ending == ".Parquet":
+            parquet(tmp_path, path.name, **COLUMNS)
+        elif ending == ".NPZ":
+            with path.open("wb") as file:
+                columns = {"inputs": np.array([COLUMNS["age"], COLUMNS["dose"]]).T, "labels": COLUMNS["ill"]}
+                np.savez(file, **columns, sites=COLUMNS["site"].to_pylist())
+        else:
+            text = text.replace(",", "\t") if ending == ".tsv" else text
+            path.write_bytes(gzip.compress(text.encode()) if ending == ".csv.gz" else text.encode())
+        data = load_file(str(path), label_column="ill", site_column="site")
+        for name in ("train_inputs", "train_labels", "train_writers", "test_inputs"):
+            np.testing.assert_array_equal(getattr(data, name), getattr(expected, name), strict=True)
+        assert short_name(str(path)) == "own"
+
+    def test_semicolons_and_decimal_commas(self, tmp_path):
+        rows = [row.replace(",", ";").replace(".", ",") for row in GOOD]
+        data = load_file(table(tmp_path, *rows, heading="x; site;label"), site_column="site")
+        expected = load_file(table(tmp_path, *GOOD, heading=PLAIN), site_column="site")
+        np.testing.assert_array_equal(data.train_inputs, expected.train_inputs)
+        rows = [row.replace(",", ";") for row in GOOD]
+        refused(lambda: load_file(table(tmp_path, *rows, heading=PLAIN)), "dataset", "comma as separator")
+
+    @pytest.mark.parametrize(
+        "name", ["a.json", "a.jsonl", "a.xlsx", "a.svm", "a.h5", "folder/", "./folder", "a.csv.zip"]
+    )
+    def test_another_kind_of_file_is_named_as_such(self, name):
+        for change in ({"label_column": "ill"}, {"site_column": "town"}, {}):
+            error = refused(
+                lambda change=change: request(EXPERIMENTS["privsgp_vr"], {"dataset": name, **change}), "dataset"
+            )
+            assert ".csv" in error
+            assert "from_arrays" in error
+
+    @pytest.mark.parametrize("ending", ["csv", "npz", "parquet"])
+    def test_a_pipe_is_not_opened(self, ending, tmp_path):
+        os.mkfifo(tmp_path / f"a.{ending}")
+        with within(5):
+            refused(lambda: load_file(str(tmp_path / f"a.{ending}")), "dataset", f"a.{ending}")

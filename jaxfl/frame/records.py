@@ -44,7 +44,7 @@ class Data:
         {"data_dir": lambda options: not is_file(options["dataset"])},
     )
     dataset: str = "digits"
-    """digits, mnist, fashion_mnist, cifar10, or your own: FILE.csv, .tsv, .parquet, .npz, hf:NAME (docs/own_data.md)."""
+    """digits, mnist, fashion_mnist, cifar10, or your own: FILE.csv, .tsv, .parquet, .npz, hf:NAME: docs/own_data.md."""
     label_column: str = "label"
     """Column of your own table that holds the labels. Columns without a role must hold numbers."""
     site_column: str | None = None

@@ -191,7 +191,7 @@ BAD_TABLES = {
         "dataset",
         "a.parquet",
     ),
-    "no number": (lambda f: load_file(parquet(f, x=["1", None], label=[0, 1])), "dataset", "None in column x"),
+    "no number": (lambda f: load_file(parquet(f, x=["1", None], label=[0, 1])), "dataset", "column x has None"),
     "no label": (lambda f: load_file(parquet(f, x=[1, 2], label=[0, None])), "dataset", "row 3"),
     "ragged": (lambda f: load_file(parquet(f, x=[[1], [1, 2]], label=[0, 1])), "dataset", "own.parquet"),
     "two blocks": (lambda f: load_file(parquet(f, x=[[1]], y=[[1]], label=[0])), "dataset", "x and y"),

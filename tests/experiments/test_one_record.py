@@ -113,18 +113,19 @@ def test_a_record_that_goes_or_comes_moves_no_other_one(door, where, tmp_path):
 
 def test_defaults_follow_from_public_numbers(tmp_path):
     """Batch, step and noise are those of other data of the same sizes."""
-    others = [(ident, 1 - mark, site, "no") for ident, mark, site, _ in ROWS]
+    others = [(ident, 1 - mark, site, "yes no".split()[k % 2]) for k, (ident, mark, site, _) in enumerate(ROWS)]
     paths = [written(tmp_path / name, rows, "csv") for name, rows in (("a", ROWS), ("b", others))]
     assert world(paths[0], {"method": "PrivSGP", **COLUMNS})[1] == world(paths[1], {"method": "PrivSGP", **COLUMNS})[1]
 
 
 @pytest.mark.parametrize(
     ("more", "count"),
-    [({}, 0), ({"classes": None}, 1), ({"classes": None, "partition": "dirichlet", "alpha": 9.0, "nodes": 3}, 2)],
+    [({"classes": ("no", "yes")}, 0), ({}, 1), ({"partition": "dirichlet", "alpha": 9.0, "nodes": 3}, 2)],
 )
 def test_statements_name_what_looks_at_all_records(more, count, tmp_path):
     """Statements name classes that are taken from labels, and partitions that are made from them."""
-    options = {"method": "PrivSGP", "noise_std": 1.0, "iterations": 2, "batch_size": 2, **COLUMNS, **more}
+    columns = {name: value for name, value in COLUMNS.items() if name != "classes"}
+    options = {"method": "PrivSGP", "noise_std": 1.0, "iterations": 2, "batch_size": 2, **columns, **more}
     rows = request(EXPERIMENTS["privsgp_vr"], {"dataset": written(tmp_path / "a", ROWS, "csv"), **options}).rows
     ((_, case),) = prepare(rows).cases.items()
     for statement in case.privacy(2):

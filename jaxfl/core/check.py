@@ -144,7 +144,7 @@ def below(stop: float, **arguments: Any) -> None:
     _all(lambda x: (x >= 0) & (x < stop), arguments, f"must lie in [0, {stop})", "Count from 0.")
 
 
-def finite(place: Callable[[int], str] = "sample {}".format, **arguments: Any) -> None:
+def finite(place: Callable[[int], str] = "sample {}".format, /, **arguments: Any) -> None:
     """Each array (N, ...) of floats is finite; `place` says where a row stands."""
     for name, array in arguments.items():
         if array.dtype.kind not in "fc" or np.isfinite(array).all():

@@ -133,7 +133,9 @@ def _show(console: Console, dataset: Dataset, given: argparse.Namespace) -> None
     """Print the three lines, classes and sites by name, the graph, and warnings."""
     for line in reading_lines(dataset):
         console.print(line, soft_wrap=True)
-    counted = [("class", dataset.class_names, dataset.train_labels, dataset.test_labels)]
+    counted: list[tuple[str, Any, Any, Any]] = [
+        ("class", dataset.class_names, dataset.train_labels, dataset.test_labels)
+    ]
     if dataset.writer_names is not None:
         counted.append(("site", dataset.writer_names, dataset.train_writers, None))
     for kind, names, train, test in counted:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.tables import numbered
 from jaxfl.data import cifar, femnist, idx, imdb
 
 NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "femnist", "imdb")
@@ -121,13 +122,14 @@ def from_arrays(
 
     Args:
         train_inputs: (N, *sample), uint8, int32 or float32; not cast, so float64 is refused.
-        train_labels: (N,), any integer dtype, in [0, num_classes); stored as int32.
+        train_labels: (N,), any integer dtype, in [0, num_classes); stored as int32. Or text, names of classes by the
+            rules of `jaxfl.core.tables`.
         test_inputs: (N_test, *sample), as train_inputs.
         test_labels: (N_test,), as train_labels.
         num_classes: number of classes; default: one more than the largest label.
         name: name of the data set in records.
-        train_writers: (N,), any integer dtype: who made each training sample, for a partition by writers; stored as
-            int32. None if that is not known.
+        train_writers: (N,), any integer dtype, or text: who made each training sample, for a partition by writers;
+            stored as int32. None if that is not known.
 
     Returns:
         The data set; inputs are not copied.
@@ -151,6 +153,12 @@ def from_arrays(
         found = f"got {test[1]} {test[0]} against {train[1]} {train[0]}"
         remedy = "Prepare both with the same code."
         raise ArgumentError("test_inputs", "must have the sample shape and dtype of train_inputs", found, remedy)
+    class_names, writer_names = None, None
+    if np.asarray(train_labels).dtype.kind in "UO":
+        both = numbered("train_labels", [*train_labels, *test_labels], "label {} of train and test".format)
+        class_names, train_labels, test_labels = both.names, *np.split(both.numbers, [len(train_labels)])
+    if np.asarray(train_writers).dtype.kind in "UO" and train_writers is not None:
+        writer_names, train_writers = numbered("train_writers", train_writers, "sample {}".format)
     train_labels = _label_array("train_labels", train_labels, len(train_inputs))
     test_labels = _label_array("test_labels", test_labels, len(test_inputs))
     if num_classes is None:
@@ -166,6 +174,8 @@ def from_arrays(
         test_labels=test_labels.astype(np.int32),
         num_classes=int(num_classes),
         train_writers=None if writers is None else writers.astype(np.int32),
+        writer_names=writer_names,
+        class_names=class_names,
     )
 
 

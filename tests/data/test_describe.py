@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """`jaxfl data` and the first lines of a run: what was read from a file of one's own."""
 
 import json

@@ -34,9 +34,18 @@ def test_num_classes_counts_test_labels():
     assert build(num_classes=9, name="mine").num_classes == 9
 
 
+def test_text_is_numbered_by_its_names():
+    labels = {"train_labels": ["yes", "no ", "no", "yes"], "test_labels": np.array(["no", "other"], object)}
+    dataset = build(**labels, train_writers=["10", "9", "9", " 10"])
+    assert (dataset.class_names, dataset.writer_names) == (("no", "other", "yes"), ("9", "10"))
+    assert (dataset.train_labels.tolist(), dataset.test_labels.tolist()) == ([2, 0, 0, 2], [0, 1])
+    assert dataset.train_writers is not None
+    assert dataset.train_writers.tolist() == [1, 0, 0, 1]
+
+
 BAD = {
-    "train_labels": [[0, 1, 2], [0, 1, -2, 1], [0.0, 1, 2, 1], np.eye(4, dtype=int)],
-    "train_writers": [[0, 1, 2], ["a", "b", "c", "d"]],
+    "train_labels": [["a", "b", "a"], [0, 1, 2], [0, 1, -2, 1], [0.0, 1, 2, 1], np.eye(4, dtype=int)],
+    "train_writers": [[0, 1, 2], ["a", "", "c", "d"], ["a", "A", "c", "d"]],
     "test_labels": [[0, 1, 2]],
     "train_inputs": [np.zeros((4, 2)), [["a", "b"]] * 4, np.zeros((0, 2), np.float32)],
     "test_inputs": [np.float32(1), np.zeros((2, 3), np.float32), np.zeros((2, 2), np.uint8)],

@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false, reportOptionalSubscript=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false, reportCallIssue=false, reportOptionalSubscript=false, reportAttributeAccessIssue=false
 """Data sets in files of one's own: tables and arrays, sites and their names, and one sentence for whatever is wrong."""
 
 import gzip

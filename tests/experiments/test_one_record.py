@@ -128,6 +128,7 @@ def test_statements_name_what_looks_at_all_records(more, count, tmp_path):
     options = {"method": "PrivSGP", "noise_std": 1.0, "iterations": 2, "batch_size": 2, **columns, **more}
     rows = request(EXPERIMENTS["privsgp_vr"], {"dataset": written(tmp_path / "a", ROWS, "csv"), **options}).rows
     ((_, case),) = prepare(rows).cases.items()
+    assert case.privacy is not None
     for statement in case.privacy(2):
         text = " ".join(statement["assumptions"])
         assert text.count("labels of all samples") == count

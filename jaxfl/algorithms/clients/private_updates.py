@@ -124,8 +124,7 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
         - each client takes part independently with probability num_active / n.
         - an update that is not finite counts as zero.
     """
-    check.scalar(clip_norm=clip_norm)
-    check.positive(clip_norm=clip_norm)
+    check.clip_norm(clip_norm=clip_norm)
     check.at_least(1, num_rounds=num_rounds)
     require_float_noise(noise)
     if jnp.ndim(noise.noise_scale) > 0:

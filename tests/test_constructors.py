@@ -165,7 +165,7 @@ CLIPPED = {  # every place that takes a clip norm
 def test_a_clip_norm_whose_squares_leave_float32_is_refused(name):
     """test_per_example shows that the smallest one that is taken clips a million coordinates."""
     for norm in (1e-21, 1e-17, 0.99e-12, 1.9e19, 1e30, np.float32(1e-21)):
-        with pytest.raises(ArgumentError, match="^clip_norm: must lie between 1e-12 and 1.8e"):
+        with pytest.raises(ArgumentError, match=r"^clip_norm: must lie between 1e-12 and 1\.8e"):
             CLIPPED[name](norm)
     for norm in (1e-12, 1.8e19, np.float32(1e-12)):
         CLIPPED[name](norm)

@@ -154,8 +154,8 @@ class TestDigestOfTheData:
         with pytest.raises(core.ArgumentError, match="the training data of case A, seed 0, are other data") as found:
             train({"A": case(0.1, data=erased)}, run=run, quiet=True, key=secret_key(run))
         assert not re.search("[0-9a-f]{32}", str(found.value).replace(str(run.path), ""))
+        other = case(0.1, test=jax.tree.map(jnp.zeros_like, toy_test()))
         with pytest.raises(core.ArgumentError, match="the test data of case A are other data"):
-            other = case(0.1, test=jax.tree.map(jnp.zeros_like, toy_test()))
             train({"A": other}, run=run, quiet=True, key=secret_key(run))
         assert before.keys() == content(tmp_path / "run").keys()
 

@@ -194,4 +194,4 @@ def _words(
     return {"gradients": clipped, "setting": _SETTING, "node_epsilons": (), "mechanism": mechanism}
 
 
-_CLIENTS = Family(_reason, _cost, _words)
+_CLIENTS = Family(_reason, _cost, _words, lambda account: 1)

@@ -49,11 +49,18 @@ def check_types(noise: NoiseMechanism | None, params: PyTree) -> None:
         jax.eval_shape(noise.draw, jax.eval_shape(lambda: jax.random.key(0)), params)
 
 
-def require_float_noise(noise: NoiseMechanism | None) -> None:
-    """Refuse noise on a grid for algorithms whose accountants do not count the rounding to the grid."""
-    if noise is not None and noise.distribution == "grid_gaussian":
-        requirement = "must be drawn in float32 for clients' steps and updates: their accountants count no rounding"
-        raise ArgumentError("noise", requirement, "got grid_gaussian", "Pass jaxfl.gaussian.")
+def require_float_noise(missing: str, **distributions: str | None) -> None:
+    """Refuse noise on a grid for algorithms whose accountants do not count the rounding to the grid.
+
+    Args:
+        missing: what no bound says of them, after "no bound says".
+        distributions: argument -> name of its distribution.
+    """
+    for name, distribution in distributions.items():
+        if distribution == "grid_gaussian":
+            requirement = f"must be drawn in float32 here: no bound says {missing}"
+            remedy = "Pass gaussian; docs/finite_precision.md names the methods that have a grid."
+            raise ArgumentError(name, requirement, "got grid_gaussian", remedy)
 
 
 def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:

@@ -155,7 +155,8 @@ def _tell(
     paths = ", ".join(map(str, [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]))
     if secrecy.publish is not None:
         publish(records, cases, secrecy.publish)
-        console.print(f"Published: {secrecy.publish}", soft_wrap=True)
+        stays = "config.json, metrics, pictures and checkpoints stay behind"
+        console.print(f"Published: {secrecy.publish} ({stays})", soft_wrap=True)
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {paths}", soft_wrap=True)
     return 0
 

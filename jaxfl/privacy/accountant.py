@@ -19,7 +19,7 @@ import scipy
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import RELATIONS, Statement, statement
 
-UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount."
+UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount, and noise protects nothing."
 SILENT = "No noise is added, so the releases are not private."
 _PRECISION = 2e-4  # relative, of a noise
 _MAX_DOUBLINGS = 100

@@ -75,7 +75,7 @@ def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None)
 
 
 def gaussian(noise_std: float | Array) -> NoiseMechanism:
-    """Independent Normal(0, noise_std^2) on every coordinate.
+    """Independent Normal(0, noise_std^2) on every coordinate. Without a clip norm beside it it protects nothing.
 
     Args:
         noise_std: () or (n,), at least 0; may be traced.
@@ -97,7 +97,7 @@ def gaussian(noise_std: float | Array) -> NoiseMechanism:
 
 def laplace(noise_scale: float | Array) -> NoiseMechanism:
     """Independent Laplace noise of scale b on every coordinate: density exp(-|x| / b) / (2 b), standard deviation
-    sqrt(2) b.
+    sqrt(2) b. Without a clip norm beside it it protects nothing.
 
     Args:
         noise_scale: b, () or (n,), at least 0; may be traced.

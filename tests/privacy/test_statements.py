@@ -165,3 +165,21 @@ def test_the_remarks_are_found_in_what_the_accountant_states():
     text += statement_text(statements(A_DP2_SGD, [plain] * 4, 10, dp_delta=1e-5)[0]._asdict())
     assert all(remark in text for remark in REMARKS.values())
     assert all(statement_text(one).startswith("no proven ε") for one in others)
+
+
+def test_noise_without_a_clip_norm_says_that_it_protects_nothing():
+    plain = Release("mini_batch", "poisson", 5, 50, clip_norm=None, noise_std=0.4)
+    client = clients.ClientRelease("poisson", num_samples=50, batch_size=5, clip_norm=None, noise_multiplier=2.0)
+    whole = clients.UpdateRelease("poisson", 0.1, clip_norm=None, noise_multiplier=2.0)
+    schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
+    stated = [
+        *statements(PRIVSGP, [plain], 10, dp_delta=1e-5),
+        *clients.statements([client], 10, 0, dp_delta=1e-5),
+        *clients.client_level_statements(whole, 10, num_clients=9, dp_delta=1e-5),
+        *perturbed_state_statements(schedule, 4, TrackingRelease(clip_norm=None), num_nodes=2),
+    ]
+    proven = [one._asdict() for one in stated if one.bound == "proven"]
+    assert len(proven) == 6
+    assert all(
+        "not clipped" in statement_text(one) and "noise protects nothing" in statement_text(one) for one in proven
+    )

@@ -31,7 +31,6 @@ NO_BOUND = (
     " gradients change and not one's alone; and the state that is returned carries no noise"
 )
 
-_UNCLIPPED = "Gradients are not clipped, so that nothing bounds what one sample changes."
 _SILENT = "Some of what is broadcast carries no noise."
 _LAPLACE_ONLY = "This bound holds for Laplace noise only."
 _AT_STATE = (
@@ -196,7 +195,7 @@ def _reason(run: Run, bound: str) -> str | None:
     if run.num_rounds == 0:
         return None
     if is_unbounded(run.release, bound):
-        return _UNCLIPPED
+        return verbs.UNCLIPPED
     if not all(np.all(scale > 0) for scale in (run.sent.state_noise_scale, run.sent.tracker_noise_scale)):
         return _SILENT
     if bound != "proven":

@@ -83,7 +83,7 @@ def run(request: Request) -> int:
     directory = Path(on_first(new_run_directory)(where.out, experiment.name, name, resume=where.resume))
     records = open_run(directory, facts, experiment=experiment.name, preset=request.preset, resume=where.resume)
     if request.stop is not None:
-        request.stop.undo_until_heeded(records.withdraw)
+        request.stop.undo_until_heeded(records.withdraw, records.resumed)
     for text in prepared.description:
         console.print(text, soft_wrap=True, highlight=False)
     key = secret_key(records) if secrecy.seed_from_os else None

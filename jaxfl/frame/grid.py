@@ -10,7 +10,6 @@ import csv
 import io
 import itertools
 import json
-import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
     Raises:
         ArgumentError: the file cannot be read, is empty, names an option twice, or its rows name different options.
     """
-    file = Path(os.path.expanduser(path))
+    file = Path(path).expanduser()
     requirement, remedy = (
         "must be a .csv or .jsonl file with a row a configuration",
         "Name the options in the first row.",
@@ -80,9 +79,9 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
         if file.suffix == ".jsonl":
             rows = [json.loads(line, object_pairs_hook=_named) for line in text.splitlines() if line.strip()]
         else:
-            heading, *cells = filter(None, csv.reader(io.StringIO(text, newline=""))) or [[]]
-            pairs = [list(zip(heading, row, strict=True)) if len(row) == len(heading) else [] for row in cells]
-            rows = [_named(row) for row in pairs]
+            heading, *cells = [*filter(None, csv.reader(io.StringIO(text, newline="")))] or [[]]
+            columns = len(heading)
+            rows = [_named([*zip(heading, row, strict=True)]) if len(row) == columns else None for row in cells]
     except ArgumentError as error:
         raise ArgumentError("--grid-file", error.requirement, error.found, error.remedy) from None
     except (ValueError, csv.Error, RecursionError):  # no JSON, no UTF-8

@@ -92,15 +92,9 @@ def digest(tree: PyTree) -> str:
 
 
 def keyed(plain: str, secret: Array | None) -> str:
-    """A digest for a file: keyed (HMAC) by a secret key, so that it confirms no guess of the data; else as it is.
+    """A `digest` for a file: keyed (HMAC) by a typed key, shape (), so that it confirms no guess; else as it is.
 
-    Args:
-        plain: from `digest`. Whoever has all samples but one finds the last one by trying values against it.
-        secret: typed key, shape (); None where the seed is public.
-
-    Examples:
-        >>> keyed("ab", None), keyed("ab", jax.random.key(1)) == keyed("ab", jax.random.key(2))
-        ('ab', False)
+    Whoever has all samples but one could try values of the last one against a plain digest.
     """
     if secret is None:
         return plain

@@ -50,12 +50,7 @@ def check_types(noise: NoiseMechanism | None, params: PyTree) -> None:
 
 
 def require_float_noise(missing: str, **distributions: str | None) -> None:
-    """Refuse noise on a grid for algorithms whose accountants do not count the rounding to the grid.
-
-    Args:
-        missing: what no bound says of them, after "no bound says".
-        distributions: argument -> name of its distribution.
-    """
+    """Refuse noise on a grid for algorithms whose accountants count no rounding: `missing` is what no bound says."""
     for name, distribution in distributions.items():
         if distribution == "grid_gaussian":
             requirement = f"must be drawn in float32 here: no bound says {missing}"

@@ -198,11 +198,7 @@ def programs_of(lanes: Sequence[Lane]) -> list[Program]:
 
 
 def recorded_settings(lanes: Sequence[Lane]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Collect the settings of the training loop for config.json, which a resumed run must have, too.
-
-    Returns:
-        The settings, and the words for each of them that is a digest. Digests are keyed where the seed is secret.
-    """
+    """Collect the settings of the training loop for config.json, which a resumed run must have; words for digests."""
     tests = {id(lane.case.test): lane.case.test for lane in lanes}
     of_tests = {number: digest(test) for number, test in tests.items()}
     settings: dict[str, Any] = {}

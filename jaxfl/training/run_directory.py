@@ -61,10 +61,7 @@ class RunDirectory:
         self._made_above = made_above  # directories, the nearest first
 
     def record_training(self, settings: Mapping[str, Any], words: Mapping[str, str] = {}) -> None:
-        """Add the training loop's settings to config.json; ArgumentError where they differ from a resumed run's.
-
-        `words` as for `refuse_difference`.
-        """
+        """Add the training loop's settings to config.json; `refuse_difference` where they are not a resumed run's."""
         given = jsonable(settings, "training")
         if "training" not in self.config:
             self._rewrite({"training": {**given, PASSES: []}})

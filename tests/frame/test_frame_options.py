@@ -185,7 +185,7 @@ class TestGrids:
     def test_a_million_values_are_refused_before_one_is_read(self, monkeypatch):
         monkeypatch.setattr("jaxfl.frame.grid.value_of", lambda *_: pytest.fail("a value was read"))
         many = ",".join(["1"] * 10**6)
-        with pytest.raises(ArgumentError, match="^--grid: must ask for at most 10,000 configurations; got 1,000,000"):
+        with pytest.raises(ArgumentError, match=r"^--grid: must ask for at most 10,000 configurations; got 1,000,000"):
             parse_axis([f"rounds={many}"], KNOWN)
 
     def test_a_range_is_given_once(self):

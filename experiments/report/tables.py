@@ -102,7 +102,7 @@ def read_rows(directive: Directive, folder: Path) -> list[Row]:
         path = folder / f"{name}_results.csv"
         if not path.exists():
             raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
-        rows += _with_more(directive, folder / name, read_csv(path))
+        rows += _with_more(directive, folder / name, [*read_csv(path)])
     check_conditions(directive, rows)
     rows = [row for row in rows if is_kept(directive, row)]
     if not rows:

@@ -77,7 +77,8 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
     try:
         text = read_bytes(file, remedy, _MOST_BYTES).decode("utf-8-sig")  # which Excel begins by a mark
         if file.suffix == ".jsonl":
-            rows = [json.loads(line, object_pairs_hook=_named) for line in text.splitlines() if line.strip()]
+            lines = filter(str.strip, text.splitlines())
+            rows: list[Any] = [json.loads(line, object_pairs_hook=_named) for line in lines]
         else:
             heading, *cells = [*filter(None, csv.reader(io.StringIO(text, newline="")))] or [[]]
             columns = len(heading)

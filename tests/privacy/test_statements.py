@@ -98,12 +98,12 @@ def test_a_delta_that_allows_to_publish_a_record_says_so():
         assert ("100 clients" in statement_text(one)) == found
     schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
     gaussian = TrackingRelease(clip_norm=1.0, distribution="gaussian")
-    weights = {"state_in_weights": np.ones(2), "tracker_out_weights": np.ones(2), "dp_delta": 0.01}
+    weights = {"state_in_weights": np.ones(2), "tracker_out_weights": np.ones(2)}
     for size, found in ((50, True), (49, False)):
-        samples = {"num_local_samples": [size] * 2}
-        stated = tracking.gradient_tracking_statements(schedule, 4, gaussian, **weights, **samples)
-        stated += perturbed_state_statements(schedule, 4, gaussian, num_nodes=2, dp_delta=0.01, **samples)
-        stated += tracking.output_perturbation_statements(schedule, 4, gaussian, num_nodes=2, dp_delta=0.01, **samples)
+        settings: dict = {"dp_delta": 0.01, "num_local_samples": [size] * 2}
+        stated = tracking.gradient_tracking_statements(schedule, 4, gaussian, **weights, **settings)
+        for function in (perturbed_state_statements, tracking.output_perturbation_statements):
+            stated += function(schedule, 4, gaussian, num_nodes=2, **settings)
         assert set(large(rows(stated))) == {found}
     coarse = tracking.quantization_statements(
         schedule, 1, TrackingRelease(clip_norm=1e-3), num_nodes=2, quantization_step=0.5, num_local_samples=[50, 50]

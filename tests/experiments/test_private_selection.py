@@ -132,6 +132,20 @@ def test_refusals(words, said, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
+def test_runs_whose_parameters_no_statement_covers_are_refused():
+    from jaxfl.frame.command_line import parse
+    from jaxfl.frame.run import prepare
+    from jaxfl.frame.selecting import checked_search
+
+    words = f"{SHORT} --private-selection geometric".split()
+    asked, _ = parse(EXPERIMENTS["privsgp_vr"], words)
+    assert asked.search is not None
+    _, cases, _ = prepare(asked)
+    assert checked_search(asked.search, asked.rows, cases, {})
+    uncovered = {name: case._replace(covered=False) for name, case in cases.items()}
+    refused(lambda: checked_search(asked.search, asked.rows, uncovered, {}), "private_selection", "covered")
+
+
 def test_a_search_without_a_result_selects_nothing():
     from jaxfl.frame.selecting import winner_of
 

@@ -38,6 +38,7 @@ def test_the_winner_has_a_statement_of_its_own(tmp_path, capsys):
     assert alone["dp_epsilon"] <= 3 < paid["dp_epsilon"]
     assert "The choice is paid for" in text
     assert "No ε covers the choice" not in text
+    assert "config.json, metrics, pictures and checkpoints stay behind" in " ".join(text.split())
     content = json.loads((published / "privacy.json").read_text())
     assert list(content["cases"]) == ["selected"]  # a name of its own would tell of the number of runs
     assert [path.name for path in (published / "parameters").iterdir()] == ["selected"]

@@ -41,7 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
+from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
@@ -177,12 +177,10 @@ def gradient_tracking(
         state_noise_scale=plan.state_noise_scale,
         tracker_noise_scale=plan.tracker_noise_scale,
     )
-    check.one_of(tuple(NOISE), distribution=distribution)
+    unit_noise, clip_order = noise_of(distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
     links = changing(links)
     _check_links(links, plan)
-    mechanism, clip_order = NOISE[distribution]
-    unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if links is None else links.bits
     num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (pull, push))

@@ -34,8 +34,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.exchange import message_bits
-from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
+from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, purpose_key
 from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
@@ -112,9 +112,7 @@ def output_perturbation(
     require_strongly_connected(graph)
     check_steps(step_size=schedule.step_size)
     check_noise_scales(graph.num_nodes, state_noise_scale=schedule.state_noise_scale)
-    check.one_of(tuple(NOISE), distribution=distribution)
-    mechanism, clip_order = NOISE[distribution]
-    unit_noise = mechanism(1.0)
+    unit_noise, clip_order = noise_of(distribution)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     hears = graph.adjacency(0)
 

@@ -39,7 +39,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms.exchange import message_bits
-from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
+from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.channel import Quantizer
 from jaxfl.channel.links import QUANTIZER_OVERFLOW, overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
@@ -143,10 +143,8 @@ def perturbed_gossip(
     require_strongly_connected(graph)
     check_steps(state_mixing=schedule.state_mixing, step_size=schedule.step_size)
     check_noise_scales(graph.num_nodes, state_noise_scale=schedule.state_noise_scale)
-    check.one_of(tuple(NOISE), distribution=distribution)
+    unit_noise, clip_order = noise_of(distribution)
     check.one_of(("state", "broadcast"), gradient_at=gradient_at)
-    mechanism, clip_order = NOISE[distribution]
-    unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if quantizer is None else quantizer.bits
 

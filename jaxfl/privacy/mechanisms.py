@@ -49,11 +49,13 @@ def check_types(noise: NoiseMechanism | None, params: PyTree) -> None:
         jax.eval_shape(noise.draw, jax.eval_shape(lambda: jax.random.key(0)), params)
 
 
-def require_float_noise(noise: NoiseMechanism | None) -> None:
-    """Refuse noise on a grid for algorithms whose accountants do not count the rounding to the grid."""
-    if noise is not None and noise.distribution == "grid_gaussian":
-        requirement = "must be drawn in float32 for clients' steps and updates: their accountants count no rounding"
-        raise ArgumentError("noise", requirement, "got grid_gaussian", "Pass jaxfl.gaussian.")
+def require_float_noise(missing: str, **distributions: str | None) -> None:
+    """Refuse noise on a grid for algorithms whose accountants count no rounding: `missing` is what no bound says."""
+    for name, distribution in distributions.items():
+        if distribution == "grid_gaussian":
+            requirement = f"must be drawn in float32 here: no bound says {missing}"
+            remedy = "Pass gaussian; docs/finite_precision.md names the methods that have a grid."
+            raise ArgumentError(name, requirement, "got grid_gaussian", remedy)
 
 
 def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:
@@ -68,7 +70,7 @@ def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None)
 
 
 def gaussian(noise_std: float | Array) -> NoiseMechanism:
-    """Independent Normal(0, noise_std^2) on every coordinate.
+    """Independent Normal(0, noise_std^2) on every coordinate. Without a clip norm beside it it protects nothing.
 
     Args:
         noise_std: () or (n,), at least 0; may be traced.
@@ -90,7 +92,7 @@ def gaussian(noise_std: float | Array) -> NoiseMechanism:
 
 def laplace(noise_scale: float | Array) -> NoiseMechanism:
     """Independent Laplace noise of scale b on every coordinate: density exp(-|x| / b) / (2 b), standard deviation
-    sqrt(2) b.
+    sqrt(2) b. Without a clip norm beside it it protects nothing.
 
     Args:
         noise_scale: b, () or (n,), at least 0; may be traced.

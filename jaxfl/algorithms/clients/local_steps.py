@@ -164,7 +164,8 @@ def local_steps(
         if not check.is_traced(num_steps) and num_steps > max_steps:
             remedy = "Pass fewer steps, or raise max_steps."
             raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
-    require_float_noise(noise)
+    missing = "how far one sample moves the sums of gradients that all local steps round to a grid"
+    require_float_noise(missing, noise=noise and noise.distribution)
     if noise is not None and jnp.ndim(noise.noise_scale) > 0:
         found, remedy = f"got shape {jnp.shape(noise.noise_scale)}", "Pass the largest of them."
         raise ArgumentError("noise", "must have one scale for all clients", found, remedy)

@@ -55,7 +55,7 @@ MISTAKES = {
             jaxfl.from_flax(lambda rngs: nnx.BatchNorm(4, rngs=rngs)), None, None, None
         ),
         "task",
-        "statistics at mean, var",
+        "(BatchNorm)",
     ),
     "one-hot labels": (
         lambda: jax.eval_shape(TASK.loss, TASK.init(jax.random.key(0)), ROWS, jnp.zeros((6, 2))),

@@ -16,6 +16,7 @@ refuse such params: the noise is float32.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import types
@@ -30,6 +31,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.info import Info
 from jaxfl.core.keys import Key
+from jaxfl.core.optimizers import check_optimizer
 from jaxfl.core.tree import number_type
 from jaxfl.core.types import Array, FederatedData, PyTree
 
@@ -48,6 +50,12 @@ _REMEDIES = {  # kind of an argument -> how to get one
     "Sampler": "Pass jaxfl.gradients.fixed(32), for instance.",
     "Task": "Pass jaxfl.models.classification(model), jaxfl.from_flax(...) or jaxfl.from_functions(...).",
     "Uplink": "Pass jaxfl.uplink(...).",
+}
+_STEPS = "step_size=0.1", "optimizer=optax.sgd(0.1)", "clients=jaxfl.local_steps(..., optimizer=optax.sgd(0.1))"
+_NOISE = "noise=jaxfl.gaussian(0.1)", "clients=jaxfl.local_steps(..., clip_norm=1.0, noise=jaxfl.gaussian(0.1))"
+_MEANT = {  # what other libraries call an argument -> forms of it here
+    **dict.fromkeys(("lr", "learning_rate", "step_size"), _STEPS),
+    **dict.fromkeys(("epsilon", "noise_std", "noise_multiplier"), _NOISE),
 }
 
 
@@ -90,15 +98,25 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
 
         hints = typing.get_type_hints(build, localns={"optax": optax}).items()  # X or X | None
         found = {name: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,) for name, hint in hints}
-        return {name: kind for name, kind in found.items() if getattr(kind[0], "__name__", "") in _REMEDIES}
+        named = {name: kind for name, kind in found.items() if getattr(kind[0], "__name__", "") in _REMEDIES}
+        return {name: kind for name, kind in named.items() if not any(map(typing.get_origin, kind))}
 
     signature = inspect.signature(build)
 
     @functools.wraps(build)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for name in kwargs.keys() - signature.parameters.keys():
+            forms = [form for form in _MEANT.get(name, ()) if form.partition("=")[0] in signature.parameters]
+            forms += [f"{near}=" for near in difflib.get_close_matches(name, signature.parameters)]
+            found = f"it takes {', '.join(signature.parameters)}"
+            remedy = f"Pass {forms[0]}." if forms else "Leave it out."
+            raise ArgumentError(name, f"must be an argument of {build.__name__}", found, remedy)
         given = signature.bind(*args, **kwargs).arguments
         for name, kind in kinds().items():
-            if name in given and not isinstance(given[name], kind):
+            if kind[0].__name__ == "GradientTransformation":
+                if given.get(name) is not None:
+                    check_optimizer(name, given[name])
+            elif name in given and not isinstance(given[name], kind):
                 wanted, found = kind[0].__name__, type(given[name]).__name__
                 shown = repr(given[name]).partition("\n")[0][:40]
                 shown = "a function" if inspect.isfunction(given[name]) else f"{shown}, of type {found}"
@@ -108,14 +126,39 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
     return checked
 
 
-def algorithm(init, draw, update, node_params, upkeep=None) -> Algorithm:
-    """Join the parts of an algorithm; `round` is derived here, so that no file can get it wrong."""
+def algorithm(
+    init, draw, update, node_params, upkeep=None, nodes: tuple[int, Sequence[str] | None] | None = None
+) -> Algorithm:
+    """Join the parts of an algorithm; `round` is derived here, so that no file can get it wrong.
+
+    All parts refuse the state of another algorithm, and data for others than `nodes`, a graph's number and names.
+    """
 
     def round(key, state, data):
         return update(state, data, draw(key, state, data))
 
-    parts = map(on_any_mesh, (init, draw, update, round, node_params))
-    return Algorithm(*parts, upkeep=None if upkeep is None else on_any_mesh(upkeep))
+    def checked(part, names):
+        @functools.wraps(part)
+        def on_arguments(*args):
+            by_name = dict(zip(names.split(), args, strict=True))
+            state = by_name.get("state")
+            if nodes is not None and "data" in by_name:
+                check_num_nodes(nodes[0], by_name["data"], nodes[1])
+            try:
+                result = part(*args)
+                if part not in (update, round) or type(result[0]) is type(state):
+                    return result
+            except AttributeError as error:
+                if state is None or error.obj is not state:
+                    raise
+            found = f"got one of {type(state).__module__}"
+            raise ArgumentError("state", "must be of this algorithm", found, "Pass what its own init returns.")
+
+        return on_any_mesh(on_arguments)
+
+    arguments = ("key data", "key state data", "state data draws", "key state data", "state")
+    parts = map(checked, (init, draw, update, round, node_params), arguments)
+    return Algorithm(*parts, upkeep=None if upkeep is None else checked(upkeep, "state data due"))
 
 
 def at_round(

@@ -39,45 +39,43 @@ class Functions(NamedTuple):
 
 
 def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) -> Functions:
-    """The functions of a module that `make_module` makes, whose parameters train where the filter `trainable` says so.
-
-    All other parameters keep the values of `make_module(nnx.Rngs(0))`. A batch normalization all of whose parameters do
-    so keeps its statistics, too, and evaluates.
+    """The functions of a module; parameters that the filter `trainable` leaves out are constants, of `nnx.Rngs(0)`.
 
     Guarantees:
         - samples of weight 0 never count in batch statistics, and a batch without others leaves these as they are.
         - keys of streams differ from each other.
-        - what decides about modes is what a module does in training: a stream of random numbers that nothing depends on
-          makes none.
+        - random numbers that decide nothing make no mode; constant parameters keep a normalization's statistics, too.
 
     Raises:
-        ArgumentError: no parameter trains, or the module has state besides parameters, statistics of nnx.BatchNorm and
+        ArgumentError: nothing trains, or the module has state besides parameters, statistics of nnx.BatchNorm and
             random streams; from `evaluate`, outputs that depend on random numbers.
     """
     module = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
-    _refuse_others(module)
     trained_part = nnx.All(nnx.Param, trainable)
-    trained, frozen = (
-        dict(nnx.to_flat_state(part)) for part in nnx.split(module, trained_part, nnx.Param, ...)[1:3]
-    )
+    _, trained, frozen, rest = nnx.split(module, trained_part, nnx.Param, ...)
+    _refuse_others(module, rest)
+    trained = dict(nnx.to_flat_state(trained))
     if not trained:
         name, remedy = "trainable", "Pass nnx.LoRAParam, or lambda path, value: 'head' in path, for instance."
         if not frozen:
             name, remedy = "make_module", "nnx.bridge.ToNNX has some after .lazy_init(inputs)."
-        raise ArgumentError(name, "must leave parameters to train", f"got none of {len(frozen)}", remedy)
-    evaluated, training = (_in_mode(module, trains) for trains in (False, True))
+        raise ArgumentError(name, "must leave parameters to train", "got none", remedy)
+    evaluated = training = module
+    if rest:  # nnx.view would fail on modules that hold nnx.Rngs, and pass over flags of a user's own layers
+        evaluated, training = nnx.clone(module), nnx.clone(module)
+        evaluated.eval()
+        training.train()
     modes, still = [], set()
     for (path, one), (_, other) in zip(nnx.iter_modules(evaluated), nnx.iter_modules(training), strict=True):
-        params = {path + rest for rest, _ in nnx.to_flat_state(nnx.state(one, nnx.Param))}
-        is_norm, flags = isinstance(one, nnx.BatchNorm), _flags(one)
-        if is_norm and params and not params & trained.keys():
+        flags = [{name: flag for name, flag in vars(part).items() if isinstance(flag, bool)} for part in (one, other)]
+        params = nnx.to_flat_state(nnx.state(one, nnx.Param)) if isinstance(one, nnx.BatchNorm) else ()
+        if params and not any(path + rest in trained for rest, _ in params):
             still.add(path)
         if path in still or getattr(one, "rate", getattr(one, "dropout_rate", None)) == 0:
-            for name, value in flags.items():
-                setattr(other, name, value)
-        elif flags != _flags(other):
+            vars(other).update(flags[0])
+        elif flags[0] != flags[1]:
             modes.append(".".join(map(str, path)) or type(one).__name__)
-            if is_norm:
+            if isinstance(other, nnx.BatchNorm):
                 other.__class__ = _over_weights(type(other))
     of_evaluation, of_training = (nnx.split(one, nnx.Param, ...)[0] for one in (evaluated, training))
     streams, form = jax.tree.flatten(nnx.to_pure_dict(nnx.state(module, nnx.RngState)))
@@ -86,8 +84,8 @@ def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) 
         return isinstance(value, nnx.Param) or (isinstance(value, nnx.BatchStat) and path[:-1] in still)
 
     def part_of(made, *filters):
-        """The state that the last of the filters picks and the others do not, as a pure dict."""
-        return nnx.to_pure_dict(nnx.split(made, *filters, ...)[len(filters)])
+        """The state that the last of the filters picks after the others, as a pure dict."""
+        return nnx.to_pure_dict(nnx.split_state(nnx.state(made), *filters, ...)[len(filters) - 1])
 
     with jax.ensure_compile_time_eval():
         constants = part_of(make_module(nnx.Rngs(0)), trained_part, is_constant) if frozen else {}
@@ -108,17 +106,16 @@ def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) 
         key = jax.random.key(0)
         if not streams:
             return merged(of_evaluation, params, statistics, key)(inputs)
-        # JAX refuses outputs that depend on the mapped key.
-        over_keys = jax.vmap(lambda key: merged(of_evaluation, params, statistics, key)(inputs), out_axes=None)
+        by_key = jax.vmap(lambda key: merged(of_evaluation, params, statistics, key)(inputs), out_axes=None)
         try:
-            return over_keys(key[None])
+            return by_key(key[None])  # JAX refuses outputs that depend on the key
         except ValueError as error:
             if "out_axes" not in str(error):
                 raise
         names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(nnx.state(module, nnx.RngKey))]
-        requirement = "must draw random numbers in training alone, under a flag `deterministic` as of nnx.Dropout"
-        found = f"got outputs of an evaluation that depend on one of {', '.join(names[:3])}"
-        raise ArgumentError("make_module", requirement, found, "Give the layer the flag, and set it where it draws.")
+        requirement = "must draw no random numbers in evaluation, as nnx.Dropout under its flag `deterministic`"
+        found = f"got outputs that depend on {', '.join(names[:3])}"
+        raise ArgumentError("make_module", requirement, found, "Give the layer this flag, and draw where it is False.")
 
     def train(params, statistics, inputs, weights, key):
         old = init_state() if statistics is None else statistics
@@ -135,15 +132,9 @@ def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) 
     return Functions(tuple(modes), init, init_state, evaluate, train)
 
 
-def _flags(part: nnx.Module) -> dict[str, bool]:
-    """The attributes of a module that may tell training from evaluation."""
-    return {name: value for name, value in vars(part).items() if isinstance(value, bool)}
-
-
-def _refuse_others(module: nnx.Module) -> None:
+def _refuse_others(module: nnx.Module, rest: nnx.State) -> None:
     """Refuse variables that are neither parameters, nor nnx.BatchNorm's statistics, nor single streams."""
     norms = [path for path, part in nnx.iter_modules(module) if isinstance(part, nnx.BatchNorm)]
-    _, _, rest = nnx.split(module, nnx.Param, ...)
     others = {
         ".".join(map(str, path)): type(variable).__name__
         for path, variable in nnx.to_flat_state(rest)
@@ -157,13 +148,6 @@ def _refuse_others(module: nnx.Module) -> None:
             f"found {', '.join(f'{kind} at {path}' for path, kind in list(others.items())[:3])}",
             "Use GroupNorm in place of layers that keep state, or build the network from jaxfl.models.layers.",
         )
-
-
-def _in_mode(module: nnx.Module, trains: bool) -> nnx.Module:
-    """A copy of the module that trains or evaluates."""
-    copy = nnx.clone(module)  # nnx.view fails on modules that hold nnx.Rngs, and passes their own flags over
-    (copy.train if trains else copy.eval)()
-    return copy
 
 
 @functools.cache

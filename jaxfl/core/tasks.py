@@ -86,13 +86,13 @@ def from_functions(
     """A task from plain functions.
 
     Args:
-        init: key -> params, a pytree of float32 arrays.
+        init: key -> params, a pytree of float32 arrays, of dictionaries or any registered class.
         loss: (params, inputs (b, *sample), labels (b, ...)) -> (b,) losses.
         metrics: the same arguments -> dict of (b,) numbers; "loss" is added. Default: the loss alone.
         node_loop: see `jaxfl.core.node_loop`.
 
     Raises:
-        ArgumentError: on use, a loss or a metric that is not one number a sample.
+        ArgumentError: on use, params with a leaf that is no array, or a loss or metric that is not one number a sample.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -100,6 +100,14 @@ def from_functions(
         >>> task.loss(jnp.ones(3), jnp.ones((2, 3)), jnp.zeros(2)).tolist()
         [9.0, 9.0]
     """
+
+    def params_of(key):
+        params = init(key)
+        for path, leaf in jax.tree.leaves_with_path(params):
+            if not hasattr(leaf, "dtype"):
+                found = f"{jax.tree_util.keystr(path) or 'init'} is {leaf!r}"
+                raise ArgumentError("init", "must return arrays", found, "Use eqx.filter(module, eqx.is_array), say.")
+        return params
 
     def losses(params, inputs, labels):
         return of_samples("loss", loss(params, inputs, labels), inputs)
@@ -109,7 +117,7 @@ def from_functions(
         by_sample = {name: of_samples(f"metrics[{name!r}]", values, inputs) for name, values in numbers.items()}
         return {"loss": losses(params, inputs, labels), **by_sample}
 
-    return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop)
+    return Task(init=params_of, loss=losses, metrics=all_metrics, node_loop=node_loop)
 
 
 def from_flax(
@@ -157,8 +165,8 @@ def from_flax(
     fns = {"accuracy": accuracy} if metrics is None else metrics
     is_linen = hasattr(make_module, "init") and hasattr(make_module, "apply")
     if isinstance(make_module, nnx.Module) or is_linen or not callable(make_module):
-        kind = "flax.linen" if is_linen else "nnx"
-        found = f"got a module of {kind}, {type(make_module).__name__}" if callable(make_module) else f"got {make_module!r}"
+        found = f"got {type(make_module).__name__}, a module of {'flax.linen' if is_linen else 'nnx'}"
+        found = found if callable(make_module) else f"got {make_module!r}"
         remedy = "Pass lambda rngs: MyModule(..., rngs=rngs)"
         remedy = "Pass its init and apply to from_functions." if is_linen else f"{remedy}, which draws parameters anew."
         raise ArgumentError("make_module", "must be a function that makes an nnx module", found, remedy)
@@ -166,7 +174,13 @@ def from_flax(
 
     def apply(variables, inputs):
         params, statistics = variables if module.modes else (variables, {})
-        return module.evaluate(params, statistics, preprocess(inputs))
+        try:
+            return module.evaluate(params, statistics, preprocess(inputs))
+        except ValueError as error:
+            if inputs.dtype != jnp.uint8 or preprocess is not scale_images or "integer" not in str(error):
+                raise
+        remedy = "Pass preprocess=lambda tokens: tokens, or tokens as int32."
+        raise ArgumentError("inputs", "must not be tokens in uint8, which are scaled as images", "got uint8", remedy)
 
     def losses(params, inputs, labels):
         return of_samples("loss", loss(apply(params, inputs), labels), inputs)

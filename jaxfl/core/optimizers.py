@@ -33,7 +33,7 @@ def check_optimizer(name: str, optimizer: Any, *, by_round: bool = False) -> set
         rule = optimizer(jnp.int32(0)) if by_round and not is_constructor else None
         found = "got a constructor" if is_constructor else "got a function"
     if not isinstance(rule, optax.GradientTransformation):
-        requirement = "must be an optax optimizer" + (", or a function from the round index to one" if by_round else "")
+        requirement = "must be an optimizer of optax" + (", or a function from the round index to one" if by_round else "")
         raise ArgumentError(name, requirement, found, remedy)
     gradient, types = jax.ShapeDtypeStruct((3,), jnp.float32), []
 
@@ -43,7 +43,8 @@ def check_optimizer(name: str, optimizer: Any, *, by_round: bool = False) -> set
         return rule.update(params, state, params)[0]
 
     try:
-        shape = getattr(jax.eval_shape(trial, gradient), "shape", None)
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            shape = getattr(jax.eval_shape(trial, gradient), "shape", None)
         reason = "" if shape == gradient.shape else f"its update of shape {gradient.shape} has shape {shape}"
     except (TypeError, AttributeError, ValueError) as error:
         frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -19,11 +19,13 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import traceback
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import jax
 import jax.numpy as jnp
 
 from jaxfl.core import check
@@ -31,7 +33,6 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.info import Info
 from jaxfl.core.keys import Key
-from jaxfl.core.optimizers import check_optimizer
 from jaxfl.core.tree import number_type
 from jaxfl.core.types import Array, FederatedData, PyTree
 
@@ -105,7 +106,7 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(build)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        for name in kwargs.keys() - signature.parameters.keys():
+        for name in (one for one in kwargs if one not in signature.parameters):
             forms = [form for form in _MEANT.get(name, ()) if form.partition("=")[0] in signature.parameters]
             forms += [f"{near}=" for near in difflib.get_close_matches(name, signature.parameters)]
             found = f"it takes {', '.join(signature.parameters)}"
@@ -124,6 +125,53 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
         return build(*args, **kwargs)
 
     return checked
+
+
+def check_optimizer(name: str, optimizer: Any, *, by_round: bool = False) -> set[str]:
+    """Names of the types in an optimizer's state; refuse what cannot update parameters from one gradient.
+
+    Args:
+        name: name of the argument.
+        optimizer: optax optimizer. One made for a structure of parameters (`optax.masked`) is left to the first round.
+        by_round: whether a function of the round index that gives one will do.
+
+    Raises:
+        ArgumentError: a number, a constructor that was not called, or an optimizer that asks for losses or samples.
+    """
+    import optax  # takes longer than the library
+
+    rule, found, remedy = optimizer, f"got {optimizer!r}"[:60], _REMEDIES["GradientTransformation"]
+    if hasattr(optimizer, "gradient_transformation"):  # optax.MultiSteps
+        rule, remedy = optimizer.gradient_transformation() if by_round else None, "Pass its gradient_transformation()."
+    elif callable(optimizer):
+        is_constructor = next(iter(inspect.signature(optimizer).parameters), "") == "learning_rate"
+        rule = optimizer(jnp.int32(0)) if by_round and not is_constructor else None
+        found = "got a constructor" if is_constructor else "got a function"
+    if not isinstance(rule, optax.GradientTransformation):
+        requirement = "must be an optimizer of optax" + (
+            ", or a function from the round index to one" if by_round else ""
+        )
+        raise ArgumentError(name, requirement, found, remedy)
+    gradient, types = jax.ShapeDtypeStruct((3,), jnp.float32), []
+
+    def trial(params):
+        state = rule.init(params)
+        jax.tree.leaves(state, is_leaf=lambda node: types.append(type(node)) is not None)
+        return rule.update(params, state, params)[0]
+
+    try:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            shape = getattr(jax.eval_shape(trial, gradient), "shape", None)
+        reason = "" if shape == gradient.shape else f"its update of shape {gradient.shape} has shape {shape}"
+    except (TypeError, AttributeError, ValueError) as error:
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        culprit = [one for one in frames if not one.startswith("jax.")][-1]
+        is_structure = isinstance(error, ValueError) or not culprit.startswith(("optax.", __name__))
+        reason = "" if is_structure else str(error).partition("\n")[0]
+    if reason:
+        requirement = "must update parameters from one gradient, without losses or samples"
+        raise ArgumentError(name, requirement, f"got an optimizer that cannot: {reason}", remedy)
+    return {kind.__name__ for kind in types}
 
 
 def algorithm(

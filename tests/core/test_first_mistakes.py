@@ -1,4 +1,4 @@
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 """A newcomer's first mistakes in Python end in one sentence that says what to pass instead."""
 
 import dataclasses

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false
 """Flax modules that hold streams of random numbers: what a module does in training says whether it has modes."""
 
 from functools import partial
@@ -13,6 +14,7 @@ from helpers import refused
 
 import jaxfl
 from jaxfl import gradients, graphs
+from jaxfl.models import layers
 
 KEY, RNG = jax.random.key(0), np.random.default_rng(0)
 INPUTS, LABELS = RNG.normal(size=(12, 5, 3)).astype("float32"), RNG.integers(0, 2, 12).astype("int32")
@@ -99,6 +101,7 @@ def test_random_numbers_are_for_training_and_a_flag_says_where():
     refused(lambda: always.loss(params, INPUTS, LABELS), "make_module", "rngs.default.key", "deterministic")
     trains = jaxfl.from_flax(partial(Drawing, draws=True, flag=False))
     np.testing.assert_array_equal(trains.loss(jaxfl.core.Variables(params, {}), INPUTS, LABELS), plain)
+    assert trains.train_loss is not None
     losses = [trains.train_loss(params, {}, INPUTS, LABELS, jnp.ones(12), jax.random.key(k))[0] for k in (0, 1)]
     assert not np.array_equal(*losses)
 
@@ -107,7 +110,6 @@ def test_a_private_learner_refuses_dropout_and_names_the_layer():
     private = jaxfl.mini_batch(2, clip_norm=1.0)
     flax_task = jaxfl.from_flax(partial(Recurrent, rate=0.5))
     refused(lambda: private.init(flax_task, None, None, DATA), "task", "(dropout)")
-    layers = jaxfl.models.layers
     model = jaxfl.models.sequential([("first", layers.dense(3, 2)), ("drop", layers.dropout(0.5))])
     own_task = jaxfl.models.classification(model)
     refused(lambda: private.init(own_task, None, None, DATA), "task", "(drop)")

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false
 """Flax modules of which a part trains: what is frozen is neither clipped, perturbed, counted nor sent."""
 
 from functools import partial

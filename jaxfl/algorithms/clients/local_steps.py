@@ -44,9 +44,8 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
-from jaxfl.core.algorithm import constructor
+from jaxfl.core.algorithm import check_optimizer, constructor
 from jaxfl.core.devices import varying_like
-from jaxfl.core.optimizers import check_optimizer
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import number_type

@@ -188,7 +188,7 @@ def algorithm(
     def checked(part, names):
         @functools.wraps(part)
         def on_arguments(*args):
-            by_name = dict(zip(names.split(), args, strict=True))
+            by_name = dict(zip(names.split(), args, strict=False))
             state = by_name.get("state")
             if nodes is not None and "data" in by_name:
                 check_num_nodes(nodes[0], by_name["data"], nodes[1])
@@ -197,9 +197,9 @@ def algorithm(
                 if part not in (update, round) or type(result[0]) is type(state):
                     return result
             except AttributeError as error:
-                if state is None or error.obj is not state:
+                if "state" not in by_name or error.obj is not state:
                     raise
-            found = f"got one of {type(state).__module__}"
+            found = f"got {type(state).__name__} of {type(state).__module__}"
             raise ArgumentError("state", "must be of this algorithm", found, "Pass what its own init returns.")
 
         return on_any_mesh(on_arguments)

@@ -102,6 +102,7 @@ MISTAKES = {
     "several keys": (lambda: PUSH_SUM.round(jax.random.split(KEY, 3), STATE, DATA), "key", "vmap"),
     "state of a server": (lambda: jax.jit(PUSH_SUM.round)(KEY, FED_AVG.init(KEY, DATA), DATA), "state", "fed_avg"),
     "state of gossip": (lambda: PUSH_SUM.node_params(D_PSGD.init(KEY, DATA)), "state", "d_psgd"),
+    "no state": (lambda: PUSH_SUM.round(KEY, None, DATA), "state", "NoneType"),
     "state that holds more": (lambda: jax.eval_shape(D_PSGD.round, KEY, STATE, DATA), "state", "push_sum"),
     "data of four nodes": (lambda: jax.jit(PUSH_SUM.round)(KEY, STATE, MORE), "data", "3 nodes and the data 4"),
     "lr": (lambda: jaxfl.push_sum(TASK, graph=RING, lr=0.1), "lr", "step_size=0.1"),

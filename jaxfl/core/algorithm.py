@@ -148,9 +148,7 @@ def check_optimizer(name: str, optimizer: Any, *, by_round: bool = False) -> set
         rule = optimizer(jnp.int32(0)) if by_round and not is_constructor else None
         found = "got a constructor" if is_constructor else "got a function"
     if not isinstance(rule, optax.GradientTransformation):
-        requirement = "must be an optimizer of optax" + (
-            ", or a function from the round index to one" if by_round else ""
-        )
+        requirement = "must be an optimizer of optax" + ", or a function of the round index" * by_round
         raise ArgumentError(name, requirement, found, remedy)
     gradient, types = jax.ShapeDtypeStruct((3,), jnp.float32), []
 
@@ -164,22 +162,20 @@ def check_optimizer(name: str, optimizer: Any, *, by_round: bool = False) -> set
             shape = getattr(jax.eval_shape(trial, gradient), "shape", None)
         reason = "" if shape == gradient.shape else f"its update of shape {gradient.shape} has shape {shape}"
     except (TypeError, AttributeError, ValueError) as error:
-        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
-        culprit = [one for one in frames if not one.startswith("jax.")][-1]
-        is_structure = isinstance(error, ValueError) or not culprit.startswith(("optax.", __name__))
-        reason = "" if is_structure else str(error).partition("\n")[0]
+        places = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        place = [one for one in places if not one.startswith("jax.")][-1]  # ValueError: of trees that do not match
+        is_of_optax = place.startswith(("optax.", __name__)) and not isinstance(error, ValueError)
+        reason = str(error).partition("\n")[0] if is_of_optax else ""
     if reason:
         requirement = "must update parameters from one gradient, without losses or samples"
         raise ArgumentError(name, requirement, f"got an optimizer that cannot: {reason}", remedy)
     return {kind.__name__ for kind in types}
 
 
-def algorithm(
-    init, draw, update, node_params, upkeep=None, nodes: tuple[int, Sequence[str] | None] | None = None
-) -> Algorithm:
+def algorithm(init, draw, update, node_params, upkeep=None, nodes=None) -> Algorithm:
     """Join the parts of an algorithm; `round` is derived here, so that no file can get it wrong.
 
-    All parts refuse the state of another algorithm, and data for others than `nodes`, a graph's number and names.
+    All parts refuse the state of another algorithm, and data for other nodes than `nodes`, a graph's (number, names).
     """
 
     def round(key, state, data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -22,13 +23,18 @@ def import_on_use(package: str, homes: Mapping[str, str], subpackages: str = "")
     """
     home = {name: module for module, names in homes.items() for name in names.split()}
     inside = set(subpackages.split())
+    letters = {one.replace("_", ""): one for one in sorted({*home, *inside}, reverse=True)}
 
     class OnUse(ModuleType):
         def __getattr__(self, name: str) -> Any:
             if name in inside:
                 return import_module(f"{package}.{name}")
             if name not in home:
-                raise AttributeError(f"module {package!r} has no attribute {name!r}")
+                near = difflib.get_close_matches(name.replace("_", "").lower(), letters, 1, 0.8)
+                hint = (
+                    f"Did you mean {letters[near[0]]}?" if near else "docs/coming_from.md has other libraries' names."
+                )
+                raise AttributeError(f"module {package!r} has no attribute {name!r}. {hint}")
             value = getattr(import_module(home[name]), name)
             super().__setattr__(name, value)
             return value

@@ -45,7 +45,7 @@ from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
@@ -203,7 +203,6 @@ def gradient_tracking(
     # The samples of g and the noise of x~ of iteration k + 1 are drawn in round k, from the keys of k + 1; the keys of
     # 0 are for `init`.
     def init(key, data):
-        check_num_nodes(num_nodes, data, names)
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
         noisy = jax.tree.map(jnp.add, params, scaled(plan.state_noise_scale, 0, unit(key, 0, params)))
@@ -278,7 +277,9 @@ def gradient_tracking(
         )
         return new_state, info
 
-    return algorithm(init, draw, update, lambda state: point(state.params, state.broadcast_params))
+    return algorithm(
+        init, draw, update, lambda state: point(state.params, state.broadcast_params), nodes=(num_nodes, names)
+    )
 
 
 def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: PyTree, node_values: PyTree) -> PyTree:

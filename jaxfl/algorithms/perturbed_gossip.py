@@ -43,7 +43,7 @@ from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of
 from jaxfl.channel import Quantizer
 from jaxfl.channel.links import QUANTIZER_OVERFLOW, overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
@@ -166,7 +166,6 @@ def perturbed_gossip(
         return jax.tree.map(quantizer.apply, noisy, rounding), {QUANTIZER_OVERFLOW: overflows(quantizer, noisy)}
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data, graph.names)
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         estimator.init(task, key, params, data)  # it keeps no state, but refuses more samples than a node has
@@ -195,7 +194,7 @@ def perturbed_gossip(
         info = info.plus(message, counts, consensus_distance=consensus_distance(params))
         return new_state, info
 
-    return algorithm(init, draw, update, point)
+    return algorithm(init, draw, update, point, nodes=(graph.num_nodes, graph.names))
 
 
 def _uniform(key: Array, tree: PyTree) -> PyTree:

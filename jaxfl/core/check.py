@@ -200,8 +200,10 @@ def scalar(**arguments: Any) -> None:
     for name, value in arguments.items():
         shape = () if value is None or callable(value) else tuple(getattr(value, "shape", np.shape(value)))
         if shape != ():
-            remedy = "Pass one number; to compare several, vmap over the constructor."
-            raise ArgumentError(name, "must be a single number", f"got shape {shape}", remedy)
+            found, remedy = f"got shape {shape}", "Pass one number; to compare several, vmap over the constructor."
+            if hasattr(value, "update"):
+                found, remedy = "got an optimizer", "Pass it as optimizer=."
+            raise ArgumentError(name, "must be a single number", found, remedy)
 
 
 def per_node(num_nodes: int, **arguments: Any) -> None:

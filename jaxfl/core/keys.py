@@ -156,10 +156,14 @@ def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0, *, apa
         A typed key, shape ().
 
     Raises:
-        ArgumentError: a key of another generator than threefry.
+        ArgumentError: what is no single key, or a key of another generator than threefry.
     """
     if isinstance(key, RunKey):
         key = key.shared if purpose in SHARED else key.own
+    shape = getattr(key, "shape", None)
+    if shape is None or shape != (() if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else (2,)):
+        found = f"got {key!r}" if shape is None else f"got an array of shape {shape}"
+        raise ArgumentError("key", "must be one key", found, "Pass jax.random.key(0); vmap over several keys.")
     if not is_threefry(key):
         # Other generators give a vmapped draw other numbers than a single one, so that node streams would depend on n.
         found = f"got a {jax.random.key_impl(key)} key"

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import tree
 
 from jaxfl.core import ArgumentError, Array, PyTree, check, node_keys, one_kernel
 from jaxfl.core.tree import copied, flattener, scale, size
@@ -137,10 +136,10 @@ def standard_noise(key: Array, params: PyTree, sample: Callable[[Array, int], Ar
 
 def _num_nodes(params: PyTree) -> int:
     """n of a tree of float32 leaves; ArgumentError for another type."""
-    leaves = tree.flatten_with_path(params)
+    leaves = jax.tree.leaves_with_path(params)
     for path, leaf in leaves:
         if leaf.dtype != jnp.float32:
-            name = "/".join(map(str, path)) or "params"
+            name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
             remedy = "Keep parameters in float32; compute_dtype makes the layers run in bfloat16."
             raise ArgumentError("params", "must be float32 where noise is added", f"{name} is {leaf.dtype}", remedy)
     return leaves[0][1].shape[0]

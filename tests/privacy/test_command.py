@@ -103,6 +103,16 @@ def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
     assert "every client's whole update is clipped to the L2 norm 0.5" in text
 
 
+@pytest.mark.parametrize("method", command.METHODS)
+def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
+    """Without noise no statement has an epsilon, and none is said to rest on assumptions."""
+    assert command.main(words(method, noise_multiplier=0)) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no proven ε" in text
+    assert "rests on" not in text
+    assert "clipped to" not in text
+
+
 @pytest.mark.parametrize(
     ("method", "more", "sentence"),
     [

@@ -15,7 +15,7 @@ from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.tree import size
-from jaxfl.data.tables import is_file
+from jaxfl.data.columns import is_file
 from jaxfl.frame import (
     Choice,
     Clients,
@@ -33,7 +33,7 @@ from jaxfl.frame import (
 )
 from jaxfl.frame.options import since
 from jaxfl.frame.own_files import FITTED
-from jaxfl.graphs.files import read_graph
+from jaxfl.graphs.files import is_graph_file, read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
 from jaxfl.privacy.grid import check_bits
 
@@ -69,7 +69,7 @@ class Topology:
 
     def build(self, num_nodes: int) -> graphs.Graph:
         """The graph over this many nodes."""
-        if self.graph.endswith((".npy", ".csv")):
+        if is_graph_file(self.graph):
             return read_graph(self.graph, num_nodes)
         if self.graph not in GRAPHS.functions:
             requirement = f"must be one of {', '.join(GRAPHS.functions)}, or a .npy or .csv file"

@@ -22,6 +22,7 @@ from jaxfl.frame import Finished, Prepared, Row, cases_of, few, flat, lay, progr
 from jaxfl.frame.options import text_of
 from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
+from jaxfl.graphs.files import is_graph_file
 from jaxfl.privacy.gossip import ProblemConstants
 from jaxfl.privacy.stored_gradients import THEOREM
 from jaxfl.training.chunks import check_start
@@ -62,7 +63,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     facts: dict[str, Any] = {"budgets": {name: rows[name].config.budget.node_epsilons for name in of_file}}
     numbers = {name: _facts(rows[name].config, row.config) for name, row in ready.items()}
     facts = {**(facts if of_file else {}), "settled": numbers}
-    of_files = [config for config in configs if config.topology.graph.endswith((".npy", ".csv"))]
+    of_files = [config for config in configs if is_graph_file(config.topology.graph)]
     files = {config.topology: config.clients.nodes for config in of_files}
     if files:  # a file of the same name may hold another matrix at a resume
         matrices = [topology.build(nodes).mixing_matrices.tobytes() for topology, nodes in files.items()]

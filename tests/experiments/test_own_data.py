@@ -142,6 +142,11 @@ def test_gradient_tracking_takes_edges_by_name(table, tmp_path):
     config = request(EXPERIMENTS["dp_gradient_tracking"], options).config
     data = config.agents.data(config.data)(0)
     config.settled().algorithm().init(jax.random.key(0), data)
+    other = tmp_path / "roads.tsv"  # by another ending and separator
+    other.write_text(edges.read_text().replace(",", "\t"))
+    config = request(EXPERIMENTS["dp_gradient_tracking"], {**options, "graph": str(other)}).config
+    config.settled().algorithm().init(jax.random.key(0), data)
+    config = request(EXPERIMENTS["dp_gradient_tracking"], options).config
     edges.write_text(edges.read_text().replace("Oslo", "Bergen"))
     refused(lambda: config.settled().algorithm().init(jax.random.key(0), data), "data", "Bergen")
 

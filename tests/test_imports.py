@@ -101,7 +101,7 @@ def test_a_name_stands_for_what_is_exported_though_a_module_has_it_too():
         assert rooms <= ({*FLOORS} if package is jaxfl else set())
     assert jaxfl.core.algorithm.__name__ == "algorithm"
     assert jaxfl.privacy.statements.__module__ == "jaxfl.privacy.gossip.accounting"
-    with pytest.raises(AttributeError, match="module 'jaxfl' has no attribute 'd_pgsd'.* mean d_psgd"):
+    with pytest.raises(AttributeError, match=r"module 'jaxfl' has no attribute 'd_pgsd'.* mean d_psgd"):
         _ = getattr(jaxfl, "d_pgsd")  # noqa: B009
 
 

@@ -6,7 +6,6 @@ from jaxfl.graphs.mixing import messages_received as messages_received
 from jaxfl.graphs.mixing import messages_sent as messages_sent
 from jaxfl.graphs.mixing import mix as mix
 from jaxfl.graphs.random_graphs import random_digraph as random_digraph
-from jaxfl.graphs.spectral import is_strongly_connected_over_period as is_strongly_connected_over_period
 from jaxfl.graphs.spectral import spectral_gap as spectral_gap
 from jaxfl.graphs.topologies import TrackingPair as TrackingPair
 from jaxfl.graphs.topologies import complete as complete
@@ -23,6 +22,5 @@ from jaxfl.graphs.topologies import star as star
 from jaxfl.graphs.topologies import static_exponential as static_exponential
 from jaxfl.graphs.validation import require_column_stochastic as require_column_stochastic
 from jaxfl.graphs.validation import require_doubly_stochastic as require_doubly_stochastic
-from jaxfl.graphs.validation import require_row_stochastic as require_row_stochastic
 from jaxfl.graphs.validation import require_strongly_connected as require_strongly_connected
 from jaxfl.graphs.validation import require_undirected as require_undirected

@@ -12,7 +12,5 @@ from jaxfl.privacy.gossip.privsgp import PRIVSGP as PRIVSGP
 from jaxfl.privacy.gossip.privsgp import PRIVSGP_VR as PRIVSGP_VR
 from jaxfl.privacy.gossip.privsgp import ProblemConstants as ProblemConstants
 from jaxfl.privacy.gossip.privsgp import optimal_iterations as optimal_iterations
-from jaxfl.privacy.gossip.privsgp import optimal_utility_bound as optimal_utility_bound
-from jaxfl.privacy.gossip.privsgp import utility_bound as utility_bound
 from jaxfl.privacy.gossip.proven import Release as Release
 from jaxfl.privacy.gossip.proven import sensitivities as sensitivities

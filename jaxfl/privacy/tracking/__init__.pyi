@@ -11,12 +11,8 @@ from jaxfl.privacy.tracking.runs import TrackingRelease as TrackingRelease
 from jaxfl.privacy.tracking.runs import least_noise as least_noise
 from jaxfl.privacy.tracking.schedules import SCHEMES as SCHEMES
 from jaxfl.privacy.tracking.schedules import TrackingSchedule as TrackingSchedule
-from jaxfl.privacy.tracking.schedules import exponential_budget as exponential_budget
-from jaxfl.privacy.tracking.schedules import exponential_budget_turning_point as exponential_budget_turning_point
 from jaxfl.privacy.tracking.schedules import exponential_schedule as exponential_schedule
 from jaxfl.privacy.tracking.schedules import paper_schedule as paper_schedule
-from jaxfl.privacy.tracking.schedules import polynomial_budget as polynomial_budget
-from jaxfl.privacy.tracking.schedules import polynomial_budget_turning_point as polynomial_budget_turning_point
 from jaxfl.privacy.tracking.schedules import polynomial_schedule as polynomial_schedule
 from jaxfl.privacy.tracking.sensitivities import Sensitivities as Sensitivities
 from jaxfl.privacy.tracking.sensitivities import TrackingAgent as TrackingAgent

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 
 _COMMANDS = {
-    "data": "What is read from a file of your own: columns, types, classes, sites, what tests.",
     "epsilon": "The epsilon of a planned run, or the least noise for a budget, without a run.",
+    "data": "What is read from a file of your own: columns, types, classes, sites, what tests.",
     "report": "One HTML page of runs that have ended: curves, tables, privacy, sites, differences.",
 }
 

@@ -271,7 +271,7 @@ def _check(asked: argparse.Namespace, method: Method) -> None:
             raise ArgumentError(option, f"belongs to {whose}", f"got {value} for {asked.method}", "Leave it out.")
         setattr(asked, name, default if value is None else value)
     check.at_least(1, **{"--sites": asked.sites, "--rounds": asked.rounds, "--local-steps": asked.local_steps})
-    check.positive(**{"--clip-norm": asked.clip_norm})
+    check.clip_norm(**{"--clip-norm": asked.clip_norm})
     own = asked.method == _TRACKING
     if own and asked.rounds > _MOST_ROUNDS:
         requirement = f"must be at most {_MOST_ROUNDS:,} for gradient-tracking, where time grows with the square"

@@ -132,11 +132,27 @@ def clients_of(**changes):
     return jaxfl.local_steps(3, **{"batch_size": 2, "optimizer": optax.sgd(0.1), **changes})
 
 
+ON_A_GRID = "must be drawn in float32 here: no bound says how far "  # what the family's accountant lacks
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: clients_of(noise=jaxfl.grid_gaussian(1.0), clip_norm=1.0), "noise: must be drawn in float32"),
-        (lambda: jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.grid_gaussian(1.0)), "noise: must be drawn in float"),
+        (
+            lambda: clients_of(noise=jaxfl.grid_gaussian(1.0), clip_norm=1.0),
+            f"noise: {ON_A_GRID}one sample .*gradients",
+        ),
+        (
+            lambda: jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.grid_gaussian(1.0)),
+            f"noise: {ON_A_GRID}one client .*updates",
+        ),
+        *(
+            (
+                lambda name=name: problem(name).algorithm(distribution="grid_gaussian"),
+                f"distribution: {ON_A_GRID}one sample .*messages",
+            )
+            for name in ("gradient_tracking", "perturbed_gossip", "output_perturbation")
+        ),
         (lambda: jaxfl.grid_gaussian(1e-34, bits=16), "grid_step: must lie between"),
         (lambda: clients_of(optimizer=optax.adam), "optimizer: must be an optimizer.* got a constructor"),
         (lambda: clients_of(num_steps=1.5), "num_steps: must be a whole number; got 1.5"),
@@ -145,6 +161,31 @@ def clients_of(**changes):
 def test_what_nobody_accounts_for_is_refused(make, message):
     with pytest.raises(ArgumentError, match=f"^{message}"):
         make()
+
+
+CONSTANTS = {"loss_bound": 1.0, "noise_multiplier": 1.0}
+CLIPPED = {  # every place that takes a clip norm
+    "mini_batch": lambda norm: jaxfl.mini_batch(clip_norm=norm),
+    "saga": lambda norm: jaxfl.saga(clip_norm=norm),
+    "local_steps": lambda norm: clients_of(clip_norm=norm),
+    "private_updates": lambda norm: jaxfl.private_updates(clip_norm=norm, noise=jaxfl.gaussian(1.0)),
+    "private_constants": lambda norm: jaxfl.private_constants(None, clip_norm=norm, **CONSTANTS),
+    **{
+        name: lambda norm, name=name: problem(name).algorithm(clip_norm=norm)
+        for name in ("gradient_tracking", "perturbed_gossip", "output_perturbation")
+    },
+}
+
+
+@pytest.mark.parametrize("name", CLIPPED)
+def test_a_clip_norm_whose_squares_leave_float32_is_refused(name):
+    """test_per_example shows that the smallest one that is taken clips a million coordinates."""
+    for norm in (1e-21, 1e-17, 0.99e-12, 1.9e19, 1e30, np.float32(1e-21)):
+        with pytest.raises(ArgumentError, match=r"^clip_norm: must lie between 1e-12 and 1\.8e"):
+            CLIPPED[name](norm)
+    for norm in (1e-12, 1.8e19, np.float32(1e-12)):
+        CLIPPED[name](norm)
+    jax.eval_shape(lambda norm: (CLIPPED[name](norm), norm)[1], jnp.float32(1e-21))  # a traced one is not read
 
 
 @pytest.mark.parametrize("schedule", [lambda k: jnp.full(5, 0.1), lambda k: jnp.float32(-0.1)])

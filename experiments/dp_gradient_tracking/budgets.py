@@ -69,12 +69,12 @@ def _accounting(
         weights |= {"tracker_out_weights": pair.tracker_weights.sum(axis=0)}
         of_batches = {"num_local_samples": sizes, "dp_delta": noise.dp_delta}
         return tracking.gradient_tracking_statements, release, {**weights, **of_batches}
+    settings: dict[str, Any] = {"num_nodes": nodes, "num_local_samples": sizes}
     if learning.method in QUANTIZED:
-        settings = {"num_nodes": nodes, "quantization_step": _quantization_step(config)}
-        return tracking.quantization_statements, release, settings
+        return tracking.quantization_statements, release, settings | {"quantization_step": _quantization_step(config)}
     outputs = learning.method == "noisy-outputs"
     statements = tracking.output_perturbation_statements if outputs else tracking.perturbed_state_statements
-    return statements, release, {"num_nodes": nodes, "dp_delta": noise.dp_delta}
+    return statements, release, settings | {"dp_delta": noise.dp_delta}
 
 
 def _quantization_step(config: Configuration) -> float:

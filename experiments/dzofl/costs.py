@@ -8,7 +8,6 @@ count for the batch, all else for one sample. FedAvg's computing and the way dow
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +19,9 @@ from rich.table import Table
 
 from jaxfl.channel import DZOFL_COUNTED, Ledger, backward_energy, forward_energy, total
 from jaxfl.channel.ledger import COUNTED
+from jaxfl.core.outputs import csv_text
 from jaxfl.frame import Finished
+from jaxfl.training.json_files import write_atomically
 from jaxfl.training.summary import with_prefix
 
 from .options import DZOFL, FED_AVG, Configuration
@@ -95,7 +96,7 @@ def write_costs(finished: Finished) -> None:
             of_round = [with_prefix(number, unit) for number, unit in zip(cost, ("bit", "J", "J", "s"), strict=True)]
             texts.append([name, reading, *of_round, with_prefix(seconds, "s"), with_prefix(joules, "J")])
     heads = ["case", "reading", "test_accuracy", "rounds", *RoundCost._fields, "run_seconds", "run_joules"]
-    _write(finished.run.path / "costs.csv", [heads, *rows])
+    write_atomically(finished.run.path / "costs.csv", csv_text([heads, *rows]).encode())
     heads = ["", "reading", "a device sends", "computing", "sending", "time", "run: time", "energy"]
     _print("Costs of a round, all devices", [heads, *texts[:_MOST_TOLD]])
 
@@ -119,14 +120,9 @@ def write_section3(finished: Finished) -> Sequence[Path]:
         ["DZOFL: seconds, two passes a round", None, _T * (_SLOT + 2 * _PASS), _T * zero.seconds],
     ]
     heads = [f"T = {_T:,}, T' = {_FIRST_ORDER_T}", "paper (d = 400,000)", "put right", "counted here"]
-    _write(finished.run.path / "section3.csv", [heads, *rows])
+    write_atomically(finished.run.path / "section3.csv", csv_text([heads, *rows]).encode())
     _print("Section III", [heads, *([row[0], *("" if n is None else f"{n:.6g}" for n in row[1:])] for row in rows)])
     return []
-
-
-def _write(path: Path, rows: Sequence[Sequence[Any]]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
 
 
 def _print(title: str, rows: Sequence[Sequence[str]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -14,6 +13,7 @@ import numpy as np
 
 from experiments.embracing_fl.methods import TITLES
 from jaxfl.core import ArgumentError
+from jaxfl.core.outputs import read_csv
 from jaxfl.privacy.statements import RELATIONS, rounded_up
 
 Row = Mapping[str, str]
@@ -102,8 +102,7 @@ def read_rows(directive: Directive, folder: Path) -> list[Row]:
         path = folder / f"{name}_results.csv"
         if not path.exists():
             raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
-        with path.open(newline="", encoding="utf-8") as lines:
-            rows += _with_more(directive, folder / name, list(csv.DictReader(lines)))
+        rows += _with_more(directive, folder / name, [*read_csv(path)])
     check_conditions(directive, rows)
     rows = [row for row in rows if is_kept(directive, row)]
     if not rows:

@@ -47,7 +47,7 @@ from jaxfl.core import (
     one_kernel,
     purpose_key,
 )
-from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
@@ -144,7 +144,6 @@ def a_dp2_sgd(
     neighbors, degree = _neighbor_table(graph)
 
     def init(key, data):
-        check_num_nodes(num_nodes, data, graph.names)
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
         check_types(noise, params)
@@ -198,7 +197,7 @@ def a_dp2_sgd(
         info = _info(infos, draws, params)
         return State(params=params, log=log, round_index=k + 1), info
 
-    return algorithm(init, draw, update, lambda state: state.params)
+    return algorithm(init, draw, update, lambda state: state.params, nodes=(num_nodes, graph.names))
 
 
 def released_gradients(

@@ -43,7 +43,7 @@ from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses, evaluated
 from jaxfl.core.tree import consensus_distance, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
@@ -134,7 +134,6 @@ def d_psgd(
     links = changing(links)
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(noise, params)
         if noise is not None:
@@ -172,7 +171,7 @@ def d_psgd(
     def node_params(state):
         return evaluated(task, state.params, state.gradient)
 
-    return algorithm(init, draw, update, node_params, estimator.upkeep(task))
+    return algorithm(init, draw, update, node_params, estimator.upkeep(task), nodes=(graph.num_nodes, graph.names))
 
 
 @constructor

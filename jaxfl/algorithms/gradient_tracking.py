@@ -41,11 +41,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
+from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, RoundingValues, Sent, changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
@@ -177,12 +177,10 @@ def gradient_tracking(
         state_noise_scale=plan.state_noise_scale,
         tracker_noise_scale=plan.tracker_noise_scale,
     )
-    check.one_of(tuple(NOISE), distribution=distribution)
+    unit_noise, clip_order = noise_of(distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
     links = changing(links)
     _check_links(links, plan)
-    mechanism, clip_order = NOISE[distribution]
-    unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if links is None else links.bits
     num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (pull, push))
@@ -205,7 +203,6 @@ def gradient_tracking(
     # The samples of g and the noise of x~ of iteration k + 1 are drawn in round k, from the keys of k + 1; the keys of
     # 0 are for `init`.
     def init(key, data):
-        check_num_nodes(num_nodes, data, names)
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
         noisy = jax.tree.map(jnp.add, params, scaled(plan.state_noise_scale, 0, unit(key, 0, params)))
@@ -280,7 +277,9 @@ def gradient_tracking(
         )
         return new_state, info
 
-    return algorithm(init, draw, update, lambda state: point(state.params, state.broadcast_params))
+    return algorithm(
+        init, draw, update, lambda state: point(state.params, state.broadcast_params), nodes=(num_nodes, names)
+    )
 
 
 def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: PyTree, node_values: PyTree) -> PyTree:

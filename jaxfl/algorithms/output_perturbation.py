@@ -34,9 +34,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.exchange import message_bits
-from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
+from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, purpose_key
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
@@ -112,14 +112,11 @@ def output_perturbation(
     require_strongly_connected(graph)
     check_steps(step_size=schedule.step_size)
     check_noise_scales(graph.num_nodes, state_noise_scale=schedule.state_noise_scale)
-    check.one_of(tuple(NOISE), distribution=distribution)
-    mechanism, clip_order = NOISE[distribution]
-    unit_noise = mechanism(1.0)
+    unit_noise, clip_order = noise_of(distribution)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     hears = graph.adjacency(0)
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data, graph.names)
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(unit_noise, params)
@@ -144,7 +141,7 @@ def output_perturbation(
         info = info.plus(message, consensus_distance=consensus_distance(params))
         return State(params=params, round_index=k + 1), info
 
-    return algorithm(init, draw, update, lambda state: state.params)
+    return algorithm(init, draw, update, lambda state: state.params, nodes=(graph.num_nodes, graph.names))
 
 
 def _weighted_average(hears: np.ndarray, sizes: Array, tree: PyTree) -> PyTree:

@@ -39,11 +39,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.algorithms.exchange import message_bits
-from jaxfl.algorithms.schedules import NOISE, check_noise_scales, check_steps, scale_at
+from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.channel import Quantizer
 from jaxfl.channel.links import QUANTIZER_OVERFLOW, overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
@@ -143,10 +143,8 @@ def perturbed_gossip(
     require_strongly_connected(graph)
     check_steps(state_mixing=schedule.state_mixing, step_size=schedule.step_size)
     check_noise_scales(graph.num_nodes, state_noise_scale=schedule.state_noise_scale)
-    check.one_of(tuple(NOISE), distribution=distribution)
+    unit_noise, clip_order = noise_of(distribution)
     check.one_of(("state", "broadcast"), gradient_at=gradient_at)
-    mechanism, clip_order = NOISE[distribution]
-    unit_noise = mechanism(1.0)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if quantizer is None else quantizer.bits
 
@@ -168,7 +166,6 @@ def perturbed_gossip(
         return jax.tree.map(quantizer.apply, noisy, rounding), {QUANTIZER_OVERFLOW: overflows(quantizer, noisy)}
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data, graph.names)
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         estimator.init(task, key, params, data)  # it keeps no state, but refuses more samples than a node has
@@ -197,7 +194,7 @@ def perturbed_gossip(
         info = info.plus(message, counts, consensus_distance=consensus_distance(params))
         return new_state, info
 
-    return algorithm(init, draw, update, point)
+    return algorithm(init, draw, update, point, nodes=(graph.num_nodes, graph.names))
 
 
 def _uniform(key: Array, tree: PyTree) -> PyTree:

@@ -54,7 +54,7 @@ from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
-from jaxfl.core.algorithm import at_round, check_num_nodes, constructor
+from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses, evaluated
 from jaxfl.core.tree import consensus_distance, number_type, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, mini_batch
@@ -152,7 +152,6 @@ def push_sum(
     links = changing(links)
 
     def init(key, data):
-        check_num_nodes(graph.num_nodes, data, graph.names)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         check_types(noise, params)
         if noise is not None:
@@ -206,7 +205,7 @@ def push_sum(
     def node_params(state):
         return evaluated(task, debiased_params(state), state.gradient)
 
-    return algorithm(init, draw, update, node_params, estimator.upkeep(task))
+    return algorithm(init, draw, update, node_params, estimator.upkeep(task), nodes=(graph.num_nodes, graph.names))
 
 
 def debiased_params(state: State) -> PyTree:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from jaxfl.analysis.plots import (
     style_axes,
     wrapped_notes,
 )
+from jaxfl.core.outputs import read_csv
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -158,8 +158,7 @@ def _ends(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple
     last = {(line["case"], line["seed"]): line for line in lines}
     path, failures = run_dir / "results.csv", set()
     if path.exists():
-        with open(path, newline="", encoding="utf-8") as rows:
-            failures = {(row["case"], int(row["seed"])) for row in csv.DictReader(rows) if row["status"] == "diverged"}
+        failures = {(row["case"], int(row["seed"])) for row in read_csv(path) if row["status"] == "diverged"}
     return {part: line for part, line in last.items() if part not in failures}, len(failures)
 
 

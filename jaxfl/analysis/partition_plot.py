@@ -11,7 +11,9 @@ import numpy as np
 
 from jaxfl.analysis.plots import new_figure
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.outputs import drop_link
 from jaxfl.core.types import FederatedData
+from jaxfl.data.files import on_one_line
 from jaxfl.data.partition import label_counts
 
 # Up to this many nodes a cell is wide enough to print its count.
@@ -74,7 +76,7 @@ def plot_partition(
     if names is None or num_nodes > _MAX_PRINTED_NODES:
         table_axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
     else:
-        texts = [name if len(name) <= 12 else f"{name[:11]}…" for name in names]
+        texts = [on_one_line(name if len(name) <= 12 else f"{name[:11]}…") for name in names]
         table_axes.set_xticks(nodes, texts, rotation=45 if max(map(len, texts)) > 3 else 0, parse_math=False)
     table_axes.yaxis.set_major_locator(MaxNLocator(min(num_classes, 20), integer=True))
     if num_nodes <= _MAX_PRINTED_NODES and num_classes <= _MAX_PRINTED_CLASSES:
@@ -87,7 +89,7 @@ def plot_partition(
     file = Path(path).expanduser()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, format="png", dpi=120)
+        figure.savefig(drop_link(file), format="png", dpi=120)
     except OSError as error:
         found = f"writing {file} failed: {error.strerror}"
         raise ArgumentError("path", "must be a file that can be written", found, "Choose another folder.") from None

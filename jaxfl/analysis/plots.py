@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.core.outputs import drop_link
 from jaxfl.data.columns import short_name
 from jaxfl.privacy.statements import caption
 
@@ -222,9 +223,9 @@ def legend_below(
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the picture; a folder that is missing is made."""
-    path.parent.mkdir(exist_ok=True)
-    figure.savefig(path, dpi=120)
+    """Write the picture; a folder that is missing is made, and a link in the place of either is replaced."""
+    drop_link(path.parent).mkdir(exist_ok=True)
+    figure.savefig(drop_link(path), dpi=120)
     return path
 
 

@@ -6,7 +6,6 @@ The page needs no network and no other file. It is made from the files of run di
 from __future__ import annotations
 
 import base64
-import csv
 import io
 import json
 import math
@@ -31,6 +30,7 @@ from jaxfl.analysis.plots import (
     style_axes,
 )
 from jaxfl.core import ArgumentError
+from jaxfl.core.outputs import drop_link, read_csv
 from jaxfl.privacy.statements import rounded_up, simulation, statement_text
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
     body = f'<h1>{escaped(title)}</h1><p class="note">{escaped(", ".join(map(str, folders)))}</p>{"".join(parts)}'
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     page = f"<!doctype html><html lang=en><head>{head}<style>{style}</style></head><body>{body}</body></html>\n"
-    path.write_text(page, encoding="utf-8")
+    drop_link(path).write_text(page, encoding="utf-8")
     return path
 
 
@@ -121,7 +121,7 @@ def _cases(folder: Path, several_runs: bool) -> list[Shown]:
     config = dict(_read(folder / "config.json").get("config", {}))
     changes, _ = config.pop("cases", {}), config.pop("settled", None)
     table = folder / "sites.csv"
-    sites = list(csv.DictReader(io.StringIO(table.read_text("utf-8")))) if table.exists() else []
+    sites = read_csv(table) if table.exists() else []
     lines: dict[str, list[Mapping[str, Any]]] = {name: [] for name in cases}
     for line in read_lines(folder):
         lines.setdefault(line["case"], []).append(line)

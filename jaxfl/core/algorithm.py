@@ -16,13 +16,16 @@ refuse such params: the noise is float32.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
+import traceback
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import jax
 import jax.numpy as jnp
 
 from jaxfl.core import check
@@ -48,6 +51,12 @@ _REMEDIES = {  # kind of an argument -> how to get one
     "Sampler": "Pass jaxfl.gradients.fixed(32), for instance.",
     "Task": "Pass jaxfl.models.classification(model), jaxfl.from_flax(...) or jaxfl.from_functions(...).",
     "Uplink": "Pass jaxfl.uplink(...).",
+}
+_STEPS = "step_size=0.1", "optimizer=optax.sgd(0.1)", "clients=jaxfl.local_steps(..., optimizer=optax.sgd(0.1))"
+_NOISE = "noise=jaxfl.gaussian(0.1)", "clients=jaxfl.local_steps(..., clip_norm=1.0, noise=jaxfl.gaussian(0.1))"
+_MEANT = {  # what other libraries call an argument -> forms of it here
+    **dict.fromkeys(("lr", "learning_rate", "step_size"), _STEPS),
+    **dict.fromkeys(("epsilon", "noise_std", "noise_multiplier"), _NOISE),
 }
 
 
@@ -90,15 +99,25 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
 
         hints = typing.get_type_hints(build, localns={"optax": optax}).items()  # X or X | None
         found = {name: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,) for name, hint in hints}
-        return {name: kind for name, kind in found.items() if getattr(kind[0], "__name__", "") in _REMEDIES}
+        named = {name: kind for name, kind in found.items() if getattr(kind[0], "__name__", "") in _REMEDIES}
+        return {name: kind for name, kind in named.items() if not any(map(typing.get_origin, kind))}
 
     signature = inspect.signature(build)
 
     @functools.wraps(build)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for name in (one for one in kwargs if one not in signature.parameters):
+            forms = [form for form in _MEANT.get(name, ()) if form.partition("=")[0] in signature.parameters]
+            forms += [f"{near}=" for near in difflib.get_close_matches(name, signature.parameters)]
+            found = f"it takes {', '.join(signature.parameters)}"
+            remedy = f"Pass {forms[0]}." if forms else "Leave it out."
+            raise ArgumentError(name, f"must be an argument of {build.__name__}", found, remedy)
         given = signature.bind(*args, **kwargs).arguments
         for name, kind in kinds().items():
-            if name in given and not isinstance(given[name], kind):
+            if kind[0].__name__ == "GradientTransformation":
+                if given.get(name) is not None:
+                    check_optimizer(name, given[name])
+            elif name in given and not isinstance(given[name], kind):
                 wanted, found = kind[0].__name__, type(given[name]).__name__
                 shown = repr(given[name]).partition("\n")[0][:40]
                 shown = "a function" if inspect.isfunction(given[name]) else f"{shown}, of type {found}"
@@ -108,14 +127,82 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
     return checked
 
 
-def algorithm(init, draw, update, node_params, upkeep=None) -> Algorithm:
-    """Join the parts of an algorithm; `round` is derived here, so that no file can get it wrong."""
+def check_optimizer(name: str, optimizer: Any, *, by_round: bool = False) -> set[str]:
+    """Names of the types in an optimizer's state; refuse what cannot update parameters from one gradient.
+
+    Args:
+        name: name of the argument.
+        optimizer: optax optimizer. One made for a structure of parameters (`optax.masked`) is left to the first round.
+        by_round: whether a function of the round index that gives one will do.
+
+    Raises:
+        ArgumentError: a number, a constructor that was not called, or an optimizer that asks for losses or samples.
+    """
+    import optax  # takes longer than the library
+
+    rule, found, remedy = optimizer, f"got {optimizer!r}"[:60], _REMEDIES["GradientTransformation"]
+    if hasattr(optimizer, "gradient_transformation"):  # optax.MultiSteps
+        rule, remedy = optimizer.gradient_transformation() if by_round else None, "Pass its gradient_transformation()."
+    elif callable(optimizer):
+        is_constructor = next(iter(inspect.signature(optimizer).parameters), "") == "learning_rate"
+        rule = optimizer(jnp.int32(0)) if by_round and not is_constructor else None
+        found = "got a constructor" if is_constructor else "got a function"
+    if not isinstance(rule, optax.GradientTransformation):
+        requirement = "must be an optimizer of optax" + ", or a function of the round index" * by_round
+        raise ArgumentError(name, requirement, found, remedy)
+    gradient, types = jax.ShapeDtypeStruct((3,), jnp.float32), []
+
+    def trial(params):
+        state = rule.init(params)
+        jax.tree.leaves(state, is_leaf=lambda node: types.append(type(node)) is not None)
+        return rule.update(params, state, params)[0]
+
+    try:
+        with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            shape = getattr(jax.eval_shape(trial, gradient), "shape", None)
+        reason = "" if shape == gradient.shape else f"its update of shape {gradient.shape} has shape {shape}"
+    except (TypeError, AttributeError, ValueError) as error:
+        places = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        place = [one for one in places if not one.startswith("jax.")][-1]  # ValueError: of trees that do not match
+        is_of_optax = place.startswith(("optax.", __name__)) and not isinstance(error, ValueError)
+        reason = str(error).partition("\n")[0] if is_of_optax else ""
+    if reason:
+        requirement = "must update parameters from one gradient, without losses or samples"
+        raise ArgumentError(name, requirement, f"got an optimizer that cannot: {reason}", remedy)
+    return {kind.__name__ for kind in types}
+
+
+def algorithm(init, draw, update, node_params, upkeep=None, nodes=None) -> Algorithm:
+    """Join the parts of an algorithm; `round` is derived here, so that no file can get it wrong.
+
+    All parts refuse the state of another algorithm, and data for other nodes than `nodes`, a graph's (number, names).
+    """
 
     def round(key, state, data):
         return update(state, data, draw(key, state, data))
 
-    parts = map(on_any_mesh, (init, draw, update, round, node_params))
-    return Algorithm(*parts, upkeep=None if upkeep is None else on_any_mesh(upkeep))
+    def checked(part, names):
+        @functools.wraps(part)
+        def on_arguments(*args):
+            by_name = dict(zip(names.split(), args, strict=False))
+            state = by_name.get("state")
+            if nodes is not None and "data" in by_name:
+                check_num_nodes(nodes[0], by_name["data"], nodes[1])
+            try:
+                result = part(*args)
+                if part not in (update, round) or type(result[0]) is type(state):
+                    return result
+            except AttributeError as error:
+                if "state" not in by_name or error.obj is not state:
+                    raise
+            found = f"got {type(state).__name__} of {type(state).__module__}"
+            raise ArgumentError("state", "must be of this algorithm", found, "Pass what its own init returns.")
+
+        return on_any_mesh(on_arguments)
+
+    arguments = ("key data", "key state data", "state data draws", "key state data", "state")
+    parts = map(checked, (init, draw, update, round, node_params), arguments)
+    return Algorithm(*parts, upkeep=None if upkeep is None else checked(upkeep, "state data due"))
 
 
 def at_round(

@@ -92,6 +92,19 @@ def in_float32(**arguments: Any) -> None:
     _all(is_good, arguments, f"must lie between {least:.1e} and {most:.1e} in size", "Check its unit.")
 
 
+def clip_norm(**arguments: Any) -> None:
+    """Each value is None or a single norm that float32 can hold a gradient to; traced values and schedules pass.
+
+    Squares below 1.2e-38 count as 0. At 1e-12 those of 10^9 coordinates change a squared norm by 1e-5 of it at most. At
+    1e-17 they hide a gradient of ten times the clip norm in a million coordinates.
+    """
+    scalar(**arguments)
+    positive(**arguments)
+    least, most = 1e-12, math.sqrt(np.finfo(np.float32).max)
+    requirement = f"must lie between {least:g} and {most:.1e}, so that float32 holds squares of what it bounds"
+    _all(lambda x: (x >= np.float32(least)) & (x <= most), arguments, requirement, "Check its unit.")
+
+
 def positive(**arguments: Any) -> None:
     """Each value (scalar or array) is finite and above zero; traced values and schedules pass.
 
@@ -187,8 +200,10 @@ def scalar(**arguments: Any) -> None:
     for name, value in arguments.items():
         shape = () if value is None or callable(value) else tuple(getattr(value, "shape", np.shape(value)))
         if shape != ():
-            remedy = "Pass one number; to compare several, vmap over the constructor."
-            raise ArgumentError(name, "must be a single number", f"got shape {shape}", remedy)
+            found, remedy = f"got shape {shape}", "Pass one number; to compare several, vmap over the constructor."
+            if hasattr(value, "update"):
+                found, remedy = "got an optimizer", "Pass it as optimizer=."
+            raise ArgumentError(name, "must be a single number", found, remedy)
 
 
 def per_node(num_nodes: int, **arguments: Any) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import hmac
 import json
 import os
 from collections.abc import Mapping
@@ -90,6 +91,16 @@ def digest(tree: PyTree) -> str:
     return total.hexdigest()
 
 
+def keyed(plain: str, secret: Array | None) -> str:
+    """A `digest` for a file: keyed (HMAC) by a typed key, shape (), so that it confirms no guess; else as it is.
+
+    Whoever has all samples but one could try values of the last one against a plain digest.
+    """
+    if secret is None:
+        return plain
+    return hmac.digest(np.asarray(jax.random.key_data(secret), ">u4").tobytes(), plain.encode(), "sha256").hex()
+
+
 def run_key(key: Array, settings: Mapping[str, Any], data: FederatedData | str) -> RunKey:
     """Make the key of one run from the base key of all runs, the settings that tell it from the others, and its data.
 
@@ -145,10 +156,14 @@ def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0, *, apa
         A typed key, shape ().
 
     Raises:
-        ArgumentError: a key of another generator than threefry.
+        ArgumentError: what is no single key, or a key of another generator than threefry.
     """
     if isinstance(key, RunKey):
         key = key.shared if purpose in SHARED else key.own
+    shape = getattr(key, "shape", None)
+    if shape is None or shape != (() if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else (2,)):
+        found = f"got {key!r}" if shape is None else f"got an array of shape {shape}"
+        raise ArgumentError("key", "must be one key", found, "Pass jax.random.key(0); vmap over several keys.")
     if not is_threefry(key):
         # Other generators give a vmapped draw other numbers than a single one, so that node streams would depend on n.
         found = f"got a {jax.random.key_impl(key)} key"

@@ -167,27 +167,20 @@ def numbered(argument: str, values: Any, place: Callable[[int], str], source: st
     return Numbered(tuple(names), np.array([position[str(name)] for name in of_values], np.int64)[inverse])
 
 
-def as_numbers(
-    values: Sequence[Any] | np.ndarray, refusal: Callable[[int], ArgumentError], comma: bool = False
-) -> np.ndarray:
-    """Read a column as finite numbers, (N,) float64 or the dtype of an array of numbers.
+def as_numbers(values: Sequence[Any] | np.ndarray, *, comma: bool = False) -> np.ndarray:
+    """Read a column as numbers, (N,) float64 or the dtype of an array of numbers; NaN for what is none.
 
     Args:
         values: (N,), numbers or text.
-        refusal: position of what is no finite number -> the error.
         comma: a comma stands before the decimals.
     """
-    array = values if isinstance(values, np.ndarray) and values.dtype.kind in "biuf" else None
-    if array is None:
-        texts = [text.replace(",", ".") if comma and isinstance(text, str) else text for text in values]
-        try:
-            array = np.array(texts, np.float64)
-        except (TypeError, ValueError):
-            array = np.array([_number(text) for text in texts], np.float64)
-    bad = np.flatnonzero(~np.isfinite(array))
-    if bad.size:
-        raise refusal(int(bad[0]))
-    return array
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        return values
+    texts = [text.replace(",", ".") if comma and isinstance(text, str) else text for text in values]
+    try:
+        return np.array(texts, np.float64)
+    except (TypeError, ValueError):
+        return np.array([_number(text) for text in texts], np.float64)
 
 
 def _number(value: Any) -> float:

@@ -7,7 +7,7 @@ of batch statistics.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -86,13 +86,13 @@ def from_functions(
     """A task from plain functions.
 
     Args:
-        init: key -> params, a pytree of float32 arrays.
+        init: key -> params, a pytree of float32 arrays, of dictionaries or any registered class.
         loss: (params, inputs (b, *sample), labels (b, ...)) -> (b,) losses.
         metrics: the same arguments -> dict of (b,) numbers; "loss" is added. Default: the loss alone.
         node_loop: see `jaxfl.core.node_loop`.
 
     Raises:
-        ArgumentError: on use, a loss or a metric that is not one number a sample.
+        ArgumentError: on use, params with a leaf that is no array, or a loss or metric that is not one number a sample.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -100,6 +100,14 @@ def from_functions(
         >>> task.loss(jnp.ones(3), jnp.ones((2, 3)), jnp.zeros(2)).tolist()
         [9.0, 9.0]
     """
+
+    def params_of(key):
+        params = init(key)
+        for path, leaf in jax.tree.leaves_with_path(params):
+            if not hasattr(leaf, "dtype"):
+                found = f"{jax.tree_util.keystr(path) or 'init'} is {leaf!r}"
+                raise ArgumentError("init", "must return arrays", found, "Use eqx.filter(module, eqx.is_array), say.")
+        return params
 
     def losses(params, inputs, labels):
         return of_samples("loss", loss(params, inputs, labels), inputs)
@@ -109,7 +117,7 @@ def from_functions(
         by_sample = {name: of_samples(f"metrics[{name!r}]", values, inputs) for name, values in numbers.items()}
         return {"loss": losses(params, inputs, labels), **by_sample}
 
-    return Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop)
+    return Task(init=params_of, loss=losses, metrics=all_metrics, node_loop=node_loop)
 
 
 def from_flax(
@@ -118,6 +126,7 @@ def from_flax(
     loss: Callable[[Array, Array], Array] = cross_entropy,
     metrics: dict[str, Callable[[Array, Array], Array]] | None = None,
     preprocess: Callable[[Array], Array] = scale_images,
+    trainable: Any = ...,
     node_loop: str = "vmap",
 ) -> Task:
     """A task from a flax nnx module.
@@ -130,14 +139,17 @@ def from_flax(
         loss: (outputs, labels) -> (b,) losses.
         metrics: name -> (outputs, labels) -> (b,). Default: {"accuracy": accuracy}.
         preprocess: applied to the raw inputs first.
+        trainable: nnx filter of the parameters that train: nnx.LoRAParam, or a function (path, value) -> bool. Default:
+            all. The others, and a batch normalization of which none trains, are constants as `make_module(nnx.Rngs(0))`
+            makes them. They are no part of the task's parameters: never clipped, perturbed, counted or sent.
         node_loop: see `jaxfl.core.node_loop`.
 
     Returns:
-        A task whose params are plain nested dicts.
+        A task whose params, those that train, are plain nested dicts.
 
     Raises:
-        ArgumentError: a module with other state, whose attributes are named; on use, a loss or metric that is not one
-            number a sample.
+        ArgumentError: a module with other state, whose attributes are named, or one of which nothing trains; on use, a
+            loss or metric that is not one number a sample, or random numbers in evaluation.
 
     Examples:
         >>> import jax
@@ -148,26 +160,27 @@ def from_flax(
     """
     from flax import nnx  # takes half a second, for modules of flax alone
 
-    from jaxfl.core.flax_modules import modes_of
+    from jaxfl.core.flax_modules import functions_of
 
     fns = {"accuracy": accuracy} if metrics is None else metrics
     is_linen = hasattr(make_module, "init") and hasattr(make_module, "apply")
-    if isinstance(make_module, nnx.Module) or is_linen:
-        found = f"got a module of {'flax.linen' if is_linen else 'nnx'}, {type(make_module).__name__}"
+    if isinstance(make_module, nnx.Module) or is_linen or not callable(make_module):
+        found = f"got {type(make_module).__name__}, a module of {'flax.linen' if is_linen else 'nnx'}"
+        found = found if callable(make_module) else f"got {make_module!r}"
         remedy = "Pass lambda rngs: MyModule(..., rngs=rngs)"
         remedy = "Pass its init and apply to from_functions." if is_linen else f"{remedy}, which draws parameters anew."
         raise ArgumentError("make_module", "must be a function that makes an nnx module", found, remedy)
-    module = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
-    structure, _, rest = nnx.split(module, nnx.Param, ...)
-    modes = modes_of(make_module, module) if jax.tree.leaves(rest) else None
+    module = functions_of(make_module, trainable)
 
-    def init(key):
-        return nnx.to_pure_dict(nnx.split(make_module(nnx.Rngs(key)), nnx.Param, ...)[1])
-
-    def apply(params, inputs):
-        if modes is not None:
-            return modes.evaluate(params.params, params.model_state, preprocess(inputs))
-        return nnx.merge(structure, nnx.State(params))(preprocess(inputs))
+    def apply(variables, inputs):
+        params, statistics = variables if module.modes else (variables, {})
+        try:
+            return module.evaluate(params, statistics, preprocess(inputs))
+        except ValueError as error:
+            if inputs.dtype != jnp.uint8 or preprocess is not scale_images or "integer" not in str(error):
+                raise
+        remedy = "Pass preprocess=lambda tokens: tokens, or tokens as int32."
+        raise ArgumentError("inputs", "must not be tokens in uint8, which are scaled as images", "got uint8", remedy)
 
     def losses(params, inputs, labels):
         return of_samples("loss", loss(apply(params, inputs), labels), inputs)
@@ -178,15 +191,15 @@ def from_flax(
         return {"loss": of_samples("loss", loss(outputs, labels), inputs), **numbers}
 
     logits = apply if loss is cross_entropy else None
-    task = Task(init=init, loss=losses, metrics=all_metrics, node_loop=node_loop, logits=logits)
-    if modes is None:
+    task = Task(init=module.init, loss=losses, metrics=all_metrics, node_loop=node_loop, logits=logits)
+    if not module.modes:
         return task
 
     def train_loss(params, model_state, inputs, labels, weights, key):
-        outputs, new_state = modes.train(params, model_state, preprocess(inputs), weights, key)
+        outputs, new_state = module.train(params, model_state, preprocess(inputs), weights, key)
         return loss(outputs, labels), new_state
 
-    return task._replace(init_state=modes.init_state, train_loss=train_loss)
+    return task._replace(init_state=module.init_state, train_loss=train_loss, modes=module.modes)
 
 
 def evaluated(task: Task, params: PyTree, model_state: PyTree) -> PyTree:
@@ -204,9 +217,7 @@ def check_sample_losses(task: Task) -> None:
         ArgumentError: the task has `train_loss`.
     """
     if task.train_loss is not None:
-        state = None if task.init_state is None else jax.eval_shape(task.init_state)
-        paths = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in jax.tree.leaves_with_path(state)]
-        where = "batch statistics or dropout" + (f" (statistics at {', '.join(paths[:4])})" if paths else "")
+        where = "batch statistics or dropout" + (f" ({', '.join(task.modes[:4])})" if task.modes else "")
         raise ArgumentError(
             "task",
             "must give every sample a loss of its own: this algorithm bounds or stores single samples' gradients",

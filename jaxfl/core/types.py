@@ -113,6 +113,7 @@ class Task(NamedTuple):
         part: names of any blocks -> `Part`, how to train these and no others. None where there is no such way; then
             `params` is not necessarily a dict of blocks.
         logits: (params, inputs) -> (b, classes), where the labels are classes; None where they need not be.
+        modes: names of the layers that train by batch statistics or with dropout, for errors.
     """
 
     init: Callable[[Array], PyTree]
@@ -126,6 +127,7 @@ class Task(NamedTuple):
     train_loss: Callable[[PyTree, PyTree, Array, Array, Array, Array], tuple[Array, PyTree]] | None = None
     part: Callable[[tuple[str, ...]], Part] | None = None
     logits: Callable[[PyTree, Array], Array] | None = None
+    modes: tuple[str, ...] = ()
 
 
 @jax.tree_util.register_static

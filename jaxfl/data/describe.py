@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -21,6 +20,7 @@ from jaxfl.data.columns import OPTIONS, has_columns, read_columns, refuse_other_
 from jaxfl.data.sources import Dataset
 from jaxfl.data.subset import only_classes
 from jaxfl.data.tables import load_file
+from jaxfl.graphs.files import read_graph
 
 _MOST_NAMES = 8
 _LARGE, _SMALL_SITE = 10.0, 10
@@ -80,28 +80,22 @@ def _few(names: Sequence[str]) -> str:
 
 
 def _columns_table(path: str) -> Table:
-    """Each column of a table with its type, missing values and range."""
+    """Type, missing values and range of each column of a table."""
     table = Table("column", "type", "missing", "values")
     for split, columns in read_columns(path).items():
         for name, values in columns.values.items():
-            shown = name if split == "whole" else f"{split}: {name}"
-            table.add_row(Text(shown), *_facts(values, columns.separator == ";"))
+            shown = Text(name if split == "whole" else f"{split}: {name}")
+            if getattr(values, "ndim", 1) > 1:
+                table.add_row(shown, f"{values.dtype} {values.shape[1:]}", "0", f"{values.min()} to {values.max()}")
+                continue
+            present = [text for text in map(rules.as_name, values) if text is not None]
+            numbers = rules.as_numbers(present, comma=columns.separator == ";")
+            kind, extent = "text", ""
+            if present and np.isfinite(numbers).all():
+                kind = "whole numbers" if all(map(rules.is_whole, present)) else "numbers"
+                extent = f"{numbers.min():g} to {numbers.max():g}, "
+            table.add_row(shown, kind, str(len(values) - len(present)), f"{extent}{len({*present})} different")
     return table
-
-
-def _facts(values: Any, comma: bool) -> tuple[str, str, str]:
-    """Type, number of missing values, and range or number of different values."""
-    if getattr(values, "ndim", 1) > 1:
-        return f"{values.dtype} {values.shape[1:]}", "0", f"{values.min()} to {values.max()}"
-    texts = [rules.as_name(value) for value in values]
-    present = [text for text in texts if text is not None]
-    try:
-        numbers = np.array([text.replace(",", ".") for text in present] if comma else present, np.float64)
-    except ValueError:
-        return "text", str(len(texts) - len(present)), f"{len(set(present))} different"
-    kind = "whole numbers" if all(map(rules.is_whole, present)) else "numbers"
-    extent = f"{numbers.min():g} to {numbers.max():g}" if present else "none"
-    return kind, str(len(texts) - len(present)), f"{extent}, {len(set(present))} different"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -130,29 +124,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _show(console: Console, dataset: Dataset, given: argparse.Namespace) -> None:
-    """Print the three lines, classes and sites by name, the graph, and warnings."""
-    for line in reading_lines(dataset):
-        console.print(line, soft_wrap=True)
-    counted: list[tuple[str, Any, Any, Any]] = [
-        ("class", dataset.class_names, dataset.train_labels, dataset.test_labels)
-    ]
-    if dataset.writer_names is not None:
-        counted.append(("site", dataset.writer_names, dataset.train_writers, None))
-    for kind, names, train, test in counted:
-        table = Table(kind, "train", *(() if test is None else ("test",)))
-        for number, name in enumerate(names or ()):
-            tests = () if test is None else (str(np.count_nonzero(test == number)),)
-            table.add_row(Text(name), str(np.count_nonzero(train == number)), *tests)
-        console.print(table)
+    """Print the three lines, samples by class and site, the graph, and warnings."""
+    sites = dataset.writer_names or ()
+    lines = reading_lines(dataset)
+    counted = [("train, by class", dataset.class_names, dataset.train_labels)]
+    counted += [("test, by class", dataset.class_names, dataset.test_labels), ("by site", sites, dataset.train_writers)]
+    for what, names, numbers in counted:
+        if names and numbers is not None:
+            counts = np.bincount(numbers, minlength=len(names)).tolist()
+            lines.append(f"{what}: " + ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True)))
     if given.graph is not None:
-        from jaxfl.graphs.files import read_graph
-
-        graph = read_graph(given.graph, len(dataset.writer_names or ()))
-        odd = sorted({*(graph.names or ())} ^ {*(dataset.writer_names or ())})
+        graph = read_graph(given.graph, len(sites))
+        odd = sorted({*(graph.names or sites)} ^ {*sites})
         if odd:
             found = f"{odd[0]} is in only one of the two"
             raise ArgumentError("graph", "must name the sites of the data", found, "Rename one.")
         edges = int((graph.mixing_matrix(0) > 0).sum()) - graph.num_nodes
-        console.print(f"graph {given.graph}: {edges} edges between {graph.num_nodes} sites", soft_wrap=True)
-    for line in warnings_of(dataset, given_classes=given.classes is not None):
-        console.print(f"warning: {line}", soft_wrap=True)
+        lines.append(f"graph {given.graph}: {edges} edges between {graph.num_nodes} sites")
+    lines += [f"warning: {line}" for line in warnings_of(dataset, given_classes=given.classes is not None)]
+    console.print(Text("\n".join(lines)), soft_wrap=True)

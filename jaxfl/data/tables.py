@@ -19,6 +19,7 @@ Each sample is taken by itself: whether it tests follows from its place within i
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -137,22 +138,19 @@ def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float,
     """
     requirement, form = "must be a .csv file with a site and its number a row", "Write a heading, then Oslo,2.5 a row."
     table = rules.read_rows(path, argument, requirement, form)
-    sites = " ".join(names[:9]) + (" ..." if len(names) > 9 else "")
     numbers: dict[str, float] = {}
     for _, row in table.cells[1:]:
         if len(row) != 2:
             raise ArgumentError(argument, requirement, f"{path} has a row of {len(row)}: {', '.join(row)[:80]}", form)
-        name, text = rules.as_name(row[0]) or "no name", row[1].strip()
-        if name not in names:
-            found = f"{path} has {name}, which is not a site"
-            raise ArgumentError(argument, "must name sites of the data", found, f"The sites are {sites}.")
-        if name in numbers:
-            raise ArgumentError(argument, "must name each site once", f"{path} has {name} twice", "Remove a row.")
-        found = f"{path} has {text!r} for {name}"
-        refusal = ArgumentError(argument, "must give each site a number above 0", found, "Write for example 2.5.")
-        numbers[name] = float(rules.as_numbers([text], lambda _, error=refusal: error, table.separator == ";")[0])
-        if numbers[name] <= 0:
-            raise refusal
+        name = rules.as_name(row[0]) or "no name"
+        if name not in names or name in numbers:
+            found = f"{path} has {name} twice" if name in numbers else f"{path} has {name}, which is not a site"
+            remedy = "The sites are " + " ".join(names[:9]) + (" ..." if len(names) > 9 else ".")
+            raise ArgumentError(argument, "must name each site of the data once", found, remedy)
+        numbers[name] = float(rules.as_numbers([row[1]], comma=table.separator == ";")[0])
+        if not 0 < numbers[name] < math.inf:
+            found = f"{path} has {row[1].strip()!r} for {name}"
+            raise ArgumentError(argument, "must give each site a number above 0", found, "Write for example 2.5.")
     missing = [name for name in names if name not in numbers]
     if missing:
         found = f"{path} has none for {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
@@ -207,18 +205,13 @@ def _inputs(path: str, table: Columns, names: tuple[str, ...]) -> np.ndarray:
         found = f"{path} has {', '.join(names) or 'none'}"
         raise ArgumentError("dataset", "must have columns of numbers, or one of images or lists", found, "Name inputs.")
     if has_columns(path) and not any(is_block):
-
-        def refusal(name: str, position: int) -> ArgumentError:
+        array = np.array([rules.as_numbers(column, comma=table.separator == ";") for column in columns], np.float64).T
+        bad = np.argwhere(~np.isfinite(array))
+        if len(bad):
+            position, name = bad[0, 0], names[bad[0, 1]]
             found = f"{table.place(path, name)(position)} has {table.values[name][position]!r}"
-            remedy = (
-                "Fill or drop such rows; write kinds, True and False as 0 and 1; name other columns (drop_columns)."
-            )
-            return ArgumentError("dataset", "must hold finite numbers besides labels and sites", found, remedy)
-
-        comma = table.separator == ";"
-        pairs = zip(names, columns, strict=True)
-        numbers = [rules.as_numbers(one, lambda at, name=name: refusal(name, at), comma) for name, one in pairs]
-        array = np.array(numbers, np.float64).T
+            remedy = "Fill or drop such rows; write kinds, True and False as 0 and 1; leave columns out (drop_columns)."
+            raise ArgumentError("dataset", "must hold finite numbers besides labels and sites", found, remedy)
     else:
         array = np.asarray(columns[0])
     if array.dtype.kind not in "biuf" or array.ndim == 0:

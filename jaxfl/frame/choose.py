@@ -23,6 +23,7 @@ class Where(NamedTuple):
 
     option: str
     values: Collection[Any]
+    known: Collection[Any] = ()  # all values that the option takes besides files; () where nothing else can be given
 
     def __call__(self, options: Mapping[str, Any]) -> bool:
         """True where the condition holds."""
@@ -56,7 +57,7 @@ class Choice:
         for name, function in functions.items():
             for keyword in _keywords(function):
                 taking.setdefault(keyword, []).append(name)
-        self.counts = {keyword: Where(option, names) for keyword, names in taking.items()}
+        self.counts = {keyword: Where(option, names, functions) for keyword, names in taking.items()}
 
 
 def choose(choice: Choice, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -110,6 +111,9 @@ def refuse_idle(config: Any, option: str, options: Mapping[str, Any]) -> None:
     text = " ".join(map(str, value)) if isinstance(value, tuple) else value
     if not isinstance(condition, Where):
         raise ArgumentError(option, "must change something", f"got {text} where nothing uses it", "Leave it out.")
+    if condition.known and options[condition.option] not in condition.known and "." not in options[condition.option]:
+        found, remedy = f"got {options[condition.option]!r}", "Choose one of these."  # the cause of the idle option
+        raise ArgumentError(condition.option, f"must be one of {', '.join(condition.known)}", found, remedy)
     owners = [condition.option if value is True else str(value) for value in condition.values]
     remedy = f"Leave it out, or pass {flag(condition.option)}{'' if True in condition.values else f' {owners[0]}'}."
     raise ArgumentError(option, f"belongs to {', '.join(owners)}", f"got {text} without it", remedy)

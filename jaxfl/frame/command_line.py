@@ -41,7 +41,7 @@ from jaxfl.frame.selecting import ends_of, search_of
 from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import several
-from jaxfl.training.signals import TERMINATED
+from jaxfl.training.signals import TERMINATED, Stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +114,11 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     resumes = "resume" in options(type(experiment.base))
-    outcome = f"{_GOES_ON} the last checkpoint" if resumes else "nothing was kept"
+    stop = Stop()
+
+    def outcome() -> str:
+        return f"{_GOES_ON} the last checkpoint" if resumes and stop.begun else "nothing was kept"
+
     try:
         _catch_interrupts()
         if sys.stdout is None or not sys.stdout.isatty():
@@ -138,7 +142,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
             with (
                 silent_but_first(),
                 compilation_cache(cache),
-                stop_at_sigterm(partial(_say, f"terminated: {outcome}", TERMINATED)) as stop,
+                stop_at_sigterm(lambda: _say(f"terminated: {outcome()}", TERMINATED)) as stop,
             ):
                 return (experiment.run or run)(query._replace(stop=stop, cache=cache))
     except ArgumentError as error:
@@ -160,7 +164,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         return _say(f"terminated: {_GOES_ON} the last checkpoints", TERMINATED)
     except KeyboardInterrupt:
         exec("")  # Python would end by the signal, not with 130, if the interrupt came in the exec of another package
-        return _say(f"interrupted: {outcome}", 130)
+        stop.request_if_heeded()  # undoes what a run left that had not begun
+        return _say(f"interrupted: {outcome()}", 130)
 
 
 def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, str]:

@@ -7,6 +7,7 @@ axes; the first varies slowest.
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -16,11 +17,13 @@ from typing import Any
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.data.files import read_bytes
 from jaxfl.frame.options import Option, unknown, value_of
 
 Axis = Mapping[str, Sequence[Any]]
 Grid = Sequence[Axis]
 MOST_CONFIGURATIONS = 10_000  # of one command: each is checked and compared before the first one trains
+_MOST_BYTES = 10**8  # of a file
 _WRITE = "Write for example --grid step_size=0.1,0.2, or nodes=25,50 iterations=200,100 for values that go together."
 
 
@@ -55,6 +58,7 @@ def parse_axis(tokens: Sequence[str], options: Mapping[str, Option]) -> Axis:
                 "--grid", "must be OPTION=VALUE,VALUE,... with each option once", f"got {token!r}", _WRITE
             )
         kind = options[name].kind if name in options else str
+        refuse_many(words.count(",") + 1)
         values[name] = [value_of(name, kind, text.split()) for text in words.split(",")]
     return axis(options, **values)
 
@@ -63,7 +67,7 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
     """The axis in a file: a row a configuration, CSV with a heading of options, or one JSON object a line.
 
     Raises:
-        ArgumentError: the file cannot be read, is empty, or its rows name different options.
+        ArgumentError: the file cannot be read, is empty, names an option twice, or its rows name different options.
     """
     file = Path(path).expanduser()
     requirement, remedy = (
@@ -71,32 +75,36 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
         "Name the options in the first row.",
     )
     try:
-        is_json = file.suffix == ".jsonl"
-        if is_json:
-            rows = [json.loads(line) for line in file.read_text("utf-8").splitlines() if line.strip()]
+        text = read_bytes(file, remedy, _MOST_BYTES).decode("utf-8-sig")  # which Excel begins by a mark
+        if file.suffix == ".jsonl":
+            lines = filter(str.strip, text.splitlines())
+            rows: list[Any] = [json.loads(line, object_pairs_hook=_named) for line in lines]
         else:
-            with open(file, newline="", encoding="utf-8") as lines:
-                rows = list(csv.DictReader(lines))
-    except OSError as error:
-        found = f"{path}: {(error.strerror or str(error)).lower()}"
-        raise ArgumentError("--grid-file", requirement, found, remedy) from None
-    except ValueError:  # no JSON, no UTF-8
+            heading, *cells = [*filter(None, csv.reader(io.StringIO(text, newline="")))] or [[]]
+            columns = len(heading)
+            rows = [_named([*zip(heading, row, strict=True)]) if len(row) == columns else None for row in cells]
+    except ArgumentError as error:
+        raise ArgumentError("--grid-file", error.requirement, error.found, error.remedy) from None
+    except (ValueError, csv.Error, RecursionError):  # no JSON, no UTF-8
         raise ArgumentError("--grid-file", requirement, f"{path} is none", remedy) from None
-    # A short row of CSV has None for what it lacks.
-    if not rows or any(
-        not isinstance(row, dict) or set(row) != set(rows[0]) or (not is_json and None in row.values()) for row in rows
-    ):
+    if not rows or any(not isinstance(row, dict) or set(row) != set(rows[0]) for row in rows):
         found = f"{path} has {len(rows)} rows" if not rows else f"{path} has rows of different options"
         raise ArgumentError("--grid-file", requirement, found, remedy)
-    names = {column: column.strip().replace("-", "_") for column in rows[0]}
-    for name in names.values():
+    refuse_many(len(rows), "--grid-file")
+    for name in rows[0]:
         if name not in options:
             raise ArgumentError("--grid-file", "must name options in its heading", f"{path} names {name!r}", remedy)
-    values = {
-        name: [value_of(name, options[name].kind, _tokens(row[column])) for row in rows]
-        for column, name in names.items()
-    }
+    values = {name: [value_of(name, options[name].kind, _tokens(row[name])) for row in rows] for name in rows[0]}
     return axis(options, **values)
+
+
+def _named(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A row by option. Two spellings of one option are refused: a reader of the file cannot know which one counts."""
+    row = {name.strip().replace("-", "_"): value for name, value in pairs}
+    if len(row) < len(pairs):
+        found = f"got {' '.join(name for name, _ in pairs)}"
+        raise ArgumentError("--grid-file", "must name each option once", found, "Leave one out.")
+    return row
 
 
 def _tokens(value: Any) -> list[str]:

@@ -366,8 +366,8 @@ class Publication:
     """Draw model, batches and noise from a secret key that the operating system provides. The key lies in private/key
     of the run directory, for --resume, and in no published file."""
     publish: str | None = unsaved(None)
-    """Folder that receives only what the proven statements of privacy cover: parameters and statements. Needs
-    --seed-from-os."""
+    """Folder that receives only what the proven statements of privacy cover: parameters and statements. All else, such
+    as config.json with its digests of the data, stays behind. Needs --seed-from-os."""
 
     def check(self) -> None:
         """Refuse to publish a simulation, or into a folder with files."""

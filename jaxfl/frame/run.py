@@ -84,7 +84,7 @@ def run(request: Request) -> int:
     directory = Path(on_first(new_run_directory)(where.out, experiment.name, name, resume=where.resume))
     records = open_run(directory, facts, experiment=experiment.name, preset=request.preset, resume=where.resume)
     if request.stop is not None:
-        request.stop.undo_until_heeded(records.withdraw)
+        request.stop.undo_until_heeded(records.withdraw, records.resumed)
     dataset = dataset_of(request.config)
     for text in [*([] if dataset is None else reading_lines(dataset)), *prepared.description]:
         console.print(text, soft_wrap=True, highlight=False)
@@ -157,7 +157,8 @@ def _tell(
     paths = ", ".join(map(str, [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]))
     if secrecy.publish is not None:
         publish(records, cases, secrecy.publish)
-        console.print(f"Published: {secrecy.publish}", soft_wrap=True)
+        stays = "config.json, metrics, pictures and checkpoints stay behind"
+        console.print(f"Published: {secrecy.publish} ({stays})", soft_wrap=True)
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {paths}", soft_wrap=True)
     return 0
 

@@ -250,6 +250,7 @@ def classification(
         train_loss=train_loss if has_mode else None,
         part=part,
         logits=logits_of,
+        modes=tuple(name for name, layer in model.layers if layer.train is not None),
     )
 
 

@@ -19,7 +19,7 @@ import scipy
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.statements import RELATIONS, Statement, statement
 
-UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount."
+UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount, and noise protects nothing."
 SILENT = "No noise is added, so the releases are not private."
 _PRECISION = 2e-4  # relative, of a noise
 _MAX_DOUBLINGS = 100
@@ -48,11 +48,13 @@ class Family(NamedTuple):
         words: (accounts, account, bound, relation, found) -> arguments of `jaxfl.privacy.statements.statement`:
             "gradients", "setting" and others that depend on the family. `account` is the one of `accounts` on
             which the statement is made.
+        records: account -> samples, or clients, that it protects at a node, on average; 0: unknown.
     """
 
     reason: Callable[[Any, str], str | None]
     cost: Callable[[Any, str, str], Bound]
     words: Callable[[Sequence[Any], Any, str, str, Bound], dict[str, Any]]
+    records: Callable[[Any], float]
 
 
 def epsilon(family: Family, account: Any, bound: str, relation: str) -> float:
@@ -96,6 +98,7 @@ def _stated(family: Family, accounts: Sequence[Any], bound: str, relation: str, 
         "bound": bound,
         "dp_delta": max(account.dp_delta for account in accounts) if found.dp_delta is None else found.dp_delta,
         "notes": found.notes or (),
+        "num_records": num_nodes * float(np.mean([family.records(one) for one in accounts])),
         "node_epsilons": [float(value) for one in each for value in np.atleast_1d(one.dp_epsilon)],
     }
     return statement(

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import tree
 
 from jaxfl.core import ArgumentError, Array, PyTree, check, node_keys, one_kernel
 from jaxfl.core.tree import copied, flattener, scale, size
@@ -49,11 +48,13 @@ def check_types(noise: NoiseMechanism | None, params: PyTree) -> None:
         jax.eval_shape(noise.draw, jax.eval_shape(lambda: jax.random.key(0)), params)
 
 
-def require_float_noise(noise: NoiseMechanism | None) -> None:
-    """Refuse noise on a grid for algorithms whose accountants do not count the rounding to the grid."""
-    if noise is not None and noise.distribution == "grid_gaussian":
-        requirement = "must be drawn in float32 for clients' steps and updates: their accountants count no rounding"
-        raise ArgumentError("noise", requirement, "got grid_gaussian", "Pass jaxfl.gaussian.")
+def require_float_noise(missing: str, **distributions: str | None) -> None:
+    """Refuse noise on a grid for algorithms whose accountants count no rounding: `missing` is what no bound says."""
+    for name, distribution in distributions.items():
+        if distribution == "grid_gaussian":
+            requirement = f"must be drawn in float32 here: no bound says {missing}"
+            remedy = "Pass gaussian; docs/finite_precision.md names the methods that have a grid."
+            raise ArgumentError(name, requirement, "got grid_gaussian", remedy)
 
 
 def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:
@@ -68,7 +69,7 @@ def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None)
 
 
 def gaussian(noise_std: float | Array) -> NoiseMechanism:
-    """Independent Normal(0, noise_std^2) on every coordinate.
+    """Independent Normal(0, noise_std^2) on every coordinate. Without a clip norm beside it it protects nothing.
 
     Args:
         noise_std: () or (n,), at least 0; may be traced.
@@ -90,7 +91,7 @@ def gaussian(noise_std: float | Array) -> NoiseMechanism:
 
 def laplace(noise_scale: float | Array) -> NoiseMechanism:
     """Independent Laplace noise of scale b on every coordinate: density exp(-|x| / b) / (2 b), standard deviation
-    sqrt(2) b.
+    sqrt(2) b. Without a clip norm beside it it protects nothing.
 
     Args:
         noise_scale: b, () or (n,), at least 0; may be traced.
@@ -135,10 +136,10 @@ def standard_noise(key: Array, params: PyTree, sample: Callable[[Array, int], Ar
 
 def _num_nodes(params: PyTree) -> int:
     """n of a tree of float32 leaves; ArgumentError for another type."""
-    leaves = tree.flatten_with_path(params)
+    leaves = jax.tree.leaves_with_path(params)
     for path, leaf in leaves:
         if leaf.dtype != jnp.float32:
-            name = "/".join(map(str, path)) or "params"
+            name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
             remedy = "Keep parameters in float32; compute_dtype makes the layers run in bfloat16."
             raise ArgumentError("params", "must be float32 where noise is added", f"{name} is {leaf.dtype}", remedy)
     return leaves[0][1].shape[0]

@@ -44,6 +44,7 @@ REMARKS = {
     AT_EXPECTED_WAKING: AT_EXPECTED_WAKING,
     _NO_BOUND: _NO_BOUND,
 }
+_PUBLISHES_ONE = "a mechanism that publishes one of them at random satisfies this"
 _ASKED = "asked for: "
 _FAR_BELOW = 0.9  # share of the worst node's epsilon; a median below it is printed, too
 _MOST_PROTECTING = 100.0  # an epsilon above it lets an observer be sure: exp(100) is 3e43
@@ -80,6 +81,7 @@ def statement(
     reason: str | None = None,
     node_epsilons: Sequence[float] = (),
     mechanism: str = "",
+    num_records: float = 0,
 ) -> Statement:
     """A statement with everything that it rests on.
 
@@ -92,6 +94,7 @@ def statement(
         notes: what this statement alone rests on.
         reason: why there is no epsilon; an infinite one has a reason by itself.
         node_epsilons, mechanism: as in `Statement`.
+        num_records: samples, or clients, of the network that the statement protects; 0: unknown.
     """
     if dp_epsilon is not None and not math.isfinite(dp_epsilon):
         dp_epsilon, reason = None, "No finite epsilon is known at this delta."
@@ -113,11 +116,21 @@ def statement(
             "it does not cover what is measured or kept without noise: losses, metrics and pictures; whether a run"
             " diverged; checkpoints, which hold raw gradients and states",
             *notes,
+            *_large_delta(dp_delta, num_records, relation),
         ),
         reason=reason,
         node_epsilons=() if dp_epsilon is None else tuple(map(float, node_epsilons)),
         mechanism=mechanism,
     )
+
+
+def _large_delta(dp_delta: float, num_records: float, relation: str) -> tuple[str, ...]:
+    """Say that a delta allows to publish a whole record; nothing where it is below 1 / `num_records`."""
+    if dp_delta * num_records < 1:
+        return ()
+    records = "clients" if relation == "zero_out_client" else "samples"
+    product = f"delta {dp_delta:g} times {round(num_records):,} {records} is {dp_delta * num_records:.3g}"
+    return (f"{product}: {_PUBLISHES_ONE}",)
 
 
 def asked_first(
@@ -165,6 +178,7 @@ def statement_text(statement: Mapping[str, Any]) -> str:
         - the epsilon is rounded up.
         - an epsilon on an assumed bound, or one that is refuted, says so.
         - an epsilon above 100 says that it protects nothing.
+        - a delta of 1 / samples, or more, says what it allows.
         - a median far below the worst node's epsilon is printed beside it.
         - an epsilon stands with its mechanism, so that it can be quoted by itself.
 
@@ -262,17 +276,20 @@ def _remarks(statement: Mapping[str, Any]) -> list[str]:
         return []
     texts = statement.get("assumptions", ())
     remarks = [remark for part, remark in REMARKS.items() if any(part in text for text in texts)]
+    remarks += [text for text in texts if text.endswith(_PUBLISHES_ONE)]
     return remarks + [_NO_PROTECTION] * (statement["dp_epsilon"] > _MOST_PROTECTING)
 
 
 def _remarked(group: Mapping[str, Mapping[str, Any]]) -> str:
     """The remarks of a line, with the cases that they are on unless these are all."""
+    cases: dict[str, list[str]] = {}
+    for name, statement in group.items():
+        for remark in _remarks(statement):
+            cases.setdefault(remark, []).append(name)
     text = ""
-    for remark in (*REMARKS.values(), _NO_PROTECTION):
-        names = [name for name, statement in group.items() if remark in _remarks(statement)]
-        if names:
-            some = ", ".join(names) if len(names) <= 4 else f"{len(names)} cases"
-            text += f"; {remark}" + ("" if len(names) == len(group) else f": {some}")
+    for remark, names in cases.items():
+        some = ", ".join(names) if len(names) <= 4 else f"{len(names)} cases"
+        text += f"; {remark}" + ("" if len(names) == len(group) else f": {some}")
     return text
 
 

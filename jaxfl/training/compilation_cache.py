@@ -45,8 +45,9 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
         - a folder that cannot be written brings a warning, and nothing is kept.
         - an unreadable entry, or one that was written in part, is compiled again and replaced, without a message.
         - machines with other processors use folders of their own, because their programs may not run here.
-        - JAX's settings are restored afterwards.
+        - JAX's settings are restored afterwards, and a new folder in which nothing is kept is removed.
     """
+    is_new = where != "default" and not os.path.exists(os.path.expanduser(where))
     folder = None if where == "off" else _writable_folder(where)
     if folder is None and where != "off":
         yield None
@@ -64,6 +65,11 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
             yield folder
     finally:
         _set(before)
+        if is_new and folder is not None and {entry.name for entry in folder.iterdir()} <= {".lockfile"}:
+            with contextlib.suppress(OSError):  # another process has begun to use it
+                (folder / ".lockfile").unlink(missing_ok=True)
+                folder.rmdir()
+                folder.parent.rmdir()
 
 
 def _set(settings: dict[str, Any]) -> None:

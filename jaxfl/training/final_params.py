@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxfl.core import ArgumentError, PyTree, Variables
+from jaxfl.core.outputs import drop_link
 from jaxfl.training.json_files import write_atomically
 from jaxfl.training.processes import on_first
 from jaxfl.training.run_directory import RunDirectory, slug
@@ -59,6 +60,7 @@ def write_params(
         "paths": {text: [_step(key) for key in path] for text, (path, _) in zip(texts, leaves, strict=True)},
     }
     arrays = {text: np.asarray(leaf, order="C") for text, (_, leaf) in zip(texts, leaves, strict=True)}
+    drop_link(run / FINAL)
     write_atomically(final_path(run, label), save(arrays, {_HEADER: json.dumps(header)}))
 
 

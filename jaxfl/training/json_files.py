@@ -116,20 +116,22 @@ def write_atomically(path: Path, content: bytes) -> None:
     os.replace(temporary, path)
 
 
-def refuse_difference(found: Any, given: Any, path: Path, key: str = "") -> None:
-    """Raise ArgumentError for the first key, in the order of `given`, whose values differ."""
+def refuse_difference(found: Any, given: Any, path: Path, key: str = "", words: Mapping[str, str] = {}) -> None:
+    """Raise ArgumentError for the first key, in the order of `given`, whose values differ.
+
+    `words`, key -> words for its value, is for digests, which tell people nothing.
+    """
     if isinstance(found, dict) and isinstance(given, dict):
         for name in (*given, *(name for name in found if name not in given)):
             inner = f"{key}.{name}" if key else name
-            refuse_difference(found.get(name, _Absent), given.get(name, _Absent), path, inner)
+            refuse_difference(found.get(name, _Absent), given.get(name, _Absent), path, inner, words)
     elif found is not given and found != given:
-        remedy = f"Pass {_shown(found)}, or start a new run with another out."
-        raise ArgumentError(
-            key,
-            "must be as in the run that is resumed",
-            f"{path} has {_shown(found)}, this call has {_shown(given)}",
-            "Start a new run with another out." if found is _Absent else remedy,
-        )
+        told, remedy = f"{path} has {_shown(found)}, this call has {_shown(given)}", f"Pass {_shown(found)}, or start"
+        if key in words and _Absent not in (found, given):
+            told, remedy = f"{words[key]} are other data than in {path}", "Bring the same data, or start"
+        remedy = "Start" if found is _Absent else remedy
+        requirement = "must be as in the run that is resumed"
+        raise ArgumentError(key, requirement, told, f"{remedy} a new run with another out.")
 
 
 class _Absent:

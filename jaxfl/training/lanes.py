@@ -24,7 +24,7 @@ class Lane(NamedTuple):
     name: str
     case: Case
     seed: int
-    data_digest: str  # of its training data
+    data_digest: str  # of its training data; for keys, and in no file where the seed is secret
     node_names: tuple[str, ...] | None = None  # (n,), of its training data
     sizes: tuple[int, ...] = ()  # (n,), samples of each node
     secret: Array | None = None  # (), typed: makes every seed's base key; None: the seed alone makes it

@@ -123,7 +123,7 @@ def train(
         held(run.path if only is None else run.passes[only].path),
         ProgressReport(sum(lane.case.last_round for lane in lanes), quiet=quiet) as progress,
     ):
-        stop.undo_until_heeded(run.withdraw)
+        stop.undo_until_heeded(run.withdraw, run.resumed)
         try:
             passes = prepare(lanes, run, progress, lanes_at_once, only)
         except ArgumentError:

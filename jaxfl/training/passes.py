@@ -16,7 +16,7 @@ import tree
 from jaxfl.channel import Costs, Ledger
 from jaxfl.core import ArgumentError, Array, PyTree, Task
 from jaxfl.core.check import at_least, bytes_text
-from jaxfl.core.keys import digest
+from jaxfl.core.keys import digest, keyed
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
@@ -70,7 +70,7 @@ def divide_run(cases: Mapping[str, Case], at_once: int, *, run: RunDirectory, ke
     check_cases(cases)
     lanes = lanes_of(cases, key)
     programs = programs_of(lanes)
-    run.record_training(recorded_settings(lanes))
+    run.record_training(*recorded_settings(lanes))
     if not run.passes:
         shares, divided = -(-at_once // len(programs)), []
         for program in programs:
@@ -92,7 +92,7 @@ def prepare(
 ) -> list[Pass]:
     """Raise the errors of all programs before one of them runs, and compile those with rounds left to run."""
     programs = programs_of(lanes)
-    run.record_training(recorded_settings(lanes))
+    run.record_training(*recorded_settings(lanes))
     passes = _recorded(run, programs, lanes_at_once, only)
     choices = [(one.program, one.strategy, one.is_begun) for one in passes if one.strategy is not None]
     if not run.passes:
@@ -197,16 +197,19 @@ def programs_of(lanes: Sequence[Lane]) -> list[Program]:
     return programs
 
 
-def recorded_settings(lanes: Sequence[Lane]) -> dict[str, Any]:
-    """Collect the settings of the training loop for config.json, which a resumed run must have, too."""
+def recorded_settings(lanes: Sequence[Lane]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Collect the settings of the training loop for config.json, which a resumed run must have; words for digests."""
     tests = {id(lane.case.test): lane.case.test for lane in lanes}
     of_tests = {number: digest(test) for number, test in tests.items()}
     settings: dict[str, Any] = {}
-    for name, case, seed, data_digest, *_ in lanes:
+    words: dict[str, str] = {}
+    for name, case, seed, data_digest, _, _, secret in lanes:
         if name not in settings:
-            settings[name] = {**_settings(case), "data": {"test": of_tests[id(case.test)]}}
-        settings[name]["data"][str(seed)] = data_digest
-    return {"cases": settings}
+            settings[name] = {**_settings(case), "data": {"test": keyed(of_tests[id(case.test)], secret)}}
+            words[f"cases.{name}.data.test"] = f"the test data of case {name}"
+        settings[name]["data"][str(seed)] = keyed(data_digest, secret)
+        words[f"cases.{name}.data.{seed}"] = f"the training data of case {name}, seed {seed},"
+    return {"cases": settings}, words
 
 
 def _identity(case: Case) -> Any:

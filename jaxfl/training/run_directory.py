@@ -11,8 +11,8 @@
     private/key      the key of a run that is published, of mode 0600 (`publish.py`)
 
 Do not publish the folder: checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and
-pictures are measured without noise; parameters in final/ may be of a run that no privacy statement covers. `publish.py`
-copies what the statements cover.
+pictures are measured without noise; config.json holds digests of the data, keyed where the seed is secret; parameters
+in final/ may be of a run that no privacy statement covers. `publish.py` copies what the statements cover.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class RunDirectory:
         self.path, self.config, self.resumed = path, config, resumed
         self._made_above = made_above  # directories, the nearest first
 
-    def record_training(self, settings: Mapping[str, Any]) -> None:
-        """Add the training loop's settings to config.json; ArgumentError where they differ from a resumed run's."""
+    def record_training(self, settings: Mapping[str, Any], words: Mapping[str, str] = {}) -> None:
+        """Add the training loop's settings to config.json; `refuse_difference` where they are not a resumed run's."""
         given = jsonable(settings, "training")
         if "training" not in self.config:
             self._rewrite({"training": {**given, PASSES: []}})
             return
         recorded = {name: value for name, value in self.config["training"].items() if name != PASSES}
-        refuse_difference(recorded, given, self.path)
+        refuse_difference(recorded, given, self.path, words=words)
 
     def record_environment(self, environment: Mapping[str, Any]) -> None:
         """Replace the environment in config.json by that of the processes which trained."""

@@ -34,6 +34,7 @@ class Stop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._requested = self._heeded = False
+        self.begun = False  # whether there is work to go on from, of this process or of one before it
         self._undo: Callable[[], object] | None = None
 
     @property
@@ -50,17 +51,18 @@ class Stop:
     def heeded(self) -> Iterator[None]:
         """Enter a context in which `requested` is watched. The action of `undo_until_heeded` is dropped."""
         with self._lock:
-            self._heeded, self._undo = True, None
+            self._heeded, self.begun, self._undo = True, True, None
         try:
             yield
         finally:
             with self._lock:
                 self._heeded = False
 
-    def undo_until_heeded(self, undo: Callable[[], object]) -> None:
-        """Register an action that undoes the effects of a process which ends before its work begins."""
+    def undo_until_heeded(self, undo: Callable[[], object], begun: bool = False) -> None:
+        """Register an action that undoes the effects of a process which ends before its work, or an earlier one's, has
+        `begun`."""
         with self._lock:
-            self._undo = undo
+            self._undo, self.begun = undo, begun
 
     def request_if_heeded(self) -> bool:
         """Request a stop if this is watched and new. Otherwise return False, after the registered action is done."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +12,7 @@ import numpy as np
 import rich.table
 
 from jaxfl.core.check import one_of
+from jaxfl.core.outputs import csv_text, read_csv
 from jaxfl.privacy.statements import caption as statements_in_short
 from jaxfl.privacy.statements import simulation, statement_text
 from jaxfl.training.case import larger_is_worse
@@ -362,11 +361,8 @@ def write_results(
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Replace a CSV file; the first row has all columns."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: jsonable(value, name) for name, value in row.items()} for row in rows)
-    write_atomically(path, text.getvalue().encode())
+    cells = [[jsonable(row[name], name) for name in rows[0]] for row in rows]
+    write_atomically(path, csv_text([list(rows[0]), *cells]).encode())
 
 
 def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -375,11 +371,10 @@ def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     It also reads sites.csv, named by its path.
     """
     path = Path(path)
-    with open(path / RESULTS if path.is_dir() else path, newline="") as file:
-        return [
-            {name: text if name in ("case", "site") else _value(text) for name, text in row.items()}
-            for row in csv.DictReader(file)
-        ]
+    return [
+        {name: text if name in ("case", "site") else _value(text) for name, text in row.items()}
+        for row in read_csv(path / RESULTS if path.is_dir() else path)
+    ]
 
 
 def _value(text: str) -> Any:

@@ -52,6 +52,14 @@ def test_many_classes(tmp_path):
     assert colored_share(pixels(plot_partition(iid(6200, 20, 0), labels, 62, tmp_path / "many.png"))) > 0.3
 
 
+def test_names_with_control_letters_are_drawn_and_a_link_is_replaced(tmp_path):
+    data = federate(np.zeros((2000, 1), np.float32), LABELS, iid(2000, 2, 0), names=["a\x1b[2J", "b\x00\u202e"])
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "names.png").symlink_to(tmp_path / "mine")
+    assert colored_share(pixels(plot_partition(data, data.labels, 10, tmp_path / "names.png"))) > 0.1
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_unwritable_path(tmp_path):
     (tmp_path / "file").write_text("")
     refused(lambda: plot_partition(iid(2000, 4, 0), LABELS, 10, tmp_path / "file" / "partition.png"), "path")

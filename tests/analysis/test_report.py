@@ -101,6 +101,16 @@ def test_a_page_says_what_the_files_say(tmp_path):
         assert f"<td>{site}</td><td>90</td><td>{epsilon}</td><td>0.25</td><td>91.0 %</td>" in page
 
 
+def test_the_winner_of_a_private_selection_has_the_price_of_the_choice(tmp_path):
+    run = _run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    summary["selected"] = {"case": "A", "privacy": [STATED | {"dp_epsilon": 7.5}]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    page, _ = _page(run, to=tmp_path)
+    assert "ε = 7.5 proven (zero out one sample" in page
+    assert "7.5 proven" in page.partition("Privacy</h2>")[0], "the table of results has it, too"
+
+
 def test_what_all_statements_rest_on_stands_once(tmp_path):
     page, _ = _page(_run(tmp_path), to=tmp_path)
     assert page.count("clipped at 1") == 1

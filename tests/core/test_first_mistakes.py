@@ -1,6 +1,7 @@
-# pyright: reportArgumentType=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 """A newcomer's first mistakes in Python end in one sentence that says what to pass instead."""
 
+import dataclasses
 import inspect
 
 import flax.linen as linen
@@ -21,6 +22,34 @@ TASK = models.classification(models.mlp((4, 2)))
 RING = graphs.ring(3)
 STEPS = jaxfl.local_steps(1, batch_size=2, optimizer=optax.sgd(0.1))
 ROWS = np.zeros((6, 4), np.float32)
+KEY, FALLING = jax.random.key(0), optax.exponential_decay(1.0, 1, 0.5)
+DATA, MORE = (
+    jaxfl.federate(np.eye(8, 4, dtype="float32"), np.zeros(8, int), np.split(np.arange(8)[: 2 * n], n)) for n in (3, 4)
+)
+PUSH_SUM, D_PSGD = (learn(TASK, graph=RING, step_size=0.1) for learn in (jaxfl.push_sum, jaxfl.d_psgd))
+FED_AVG = jaxfl.fed_avg(TASK, clients=STEPS, num_active=1)
+STATE = PUSH_SUM.init(KEY, DATA)
+
+
+class Embeds(nnx.Module):
+    def __init__(self, rngs):
+        self.table, self.head = nnx.Embed(256, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs)
+
+    def __call__(self, tokens):
+        return self.head(self.table(tokens).mean(axis=1))
+
+
+EMBEDS = jaxfl.from_flax(Embeds)
+
+
+def LOSS(params, inputs, labels):
+    return (inputs @ params["w"] - labels) ** 2
+
+
+def steps(optimizer, max_steps=1):
+    return jaxfl.local_steps(max_steps, batch_size=2, optimizer=optimizer)
+
+
 MISTAKES = {
     "networkx graph": (lambda: jaxfl.push_sum(TASK, graph=nx.cycle_graph(3), step_size=0.1), "graph", "from_networkx"),
     "matrix": (lambda: jaxfl.d_psgd(TASK, graph=np.eye(3), step_size=0.1), "graph", "from_matrix"),
@@ -55,8 +84,40 @@ MISTAKES = {
             jaxfl.from_flax(lambda rngs: nnx.BatchNorm(4, rngs=rngs)), None, None, None
         ),
         "task",
-        "statistics at mean, var",
+        "(BatchNorm)",
     ),
+    "number as module": (lambda: jaxfl.from_flax(3), "make_module", "lambda rngs"),
+    "tokens in uint8": (
+        lambda: jax.eval_shape(EMBEDS.loss, EMBEDS.init(KEY), jnp.ones((2, 5), jnp.uint8), jnp.zeros(2, jnp.int32)),
+        "inputs",
+        "preprocess=",
+    ),
+    "leaf that is no array": (
+        lambda: jaxfl.from_functions(lambda key: {"w": jnp.zeros(4), "act": jnp.tanh}, LOSS).init(KEY),
+        "init",
+        "['act']",
+    ),
+    "number as key": (lambda: PUSH_SUM.init(0, DATA), "key", "jax.random.key(0)"),
+    "number as key of a draw": (lambda: FED_AVG.draw(0, FED_AVG.init(KEY, DATA), DATA), "key", "jax.random.key(0)"),
+    "several keys": (lambda: PUSH_SUM.round(jax.random.split(KEY, 3), STATE, DATA), "key", "vmap"),
+    "state of a server": (lambda: jax.jit(PUSH_SUM.round)(KEY, FED_AVG.init(KEY, DATA), DATA), "state", "fed_avg"),
+    "state of gossip": (lambda: PUSH_SUM.node_params(D_PSGD.init(KEY, DATA)), "state", "d_psgd"),
+    "no state": (lambda: PUSH_SUM.round(KEY, None, DATA), "state", "NoneType"),
+    "state that holds more": (lambda: jax.eval_shape(D_PSGD.round, KEY, STATE, DATA), "state", "push_sum"),
+    "data of four nodes": (lambda: jax.jit(PUSH_SUM.round)(KEY, STATE, MORE), "data", "3 nodes and the data 4"),
+    "lr": (lambda: jaxfl.push_sum(TASK, graph=RING, lr=0.1), "lr", "step_size=0.1"),
+    "lr of clients": (lambda: jaxfl.local_steps(1, batch_size=2, lr=0.1), "lr", "optimizer=optax.sgd(0.1)"),
+    "step size of a server": (lambda: jaxfl.fed_avg(TASK, step_size=0.1), "step_size", "local_steps"),
+    "epsilon": (lambda: jaxfl.d_psgd(TASK, graph=RING, step_size=0.1, epsilon=1.0), "epsilon", "noise=jaxfl.gaussian"),
+    "misspelled": (lambda: jaxfl.mini_batch(2, clipnorm=1.0), "clipnorm", "clip_norm="),
+    "optimizer as step size": (
+        lambda: jaxfl.push_sum(TASK, graph=RING, step_size=optax.sgd(0.1)),
+        "step_size",
+        "optimizer=",
+    ),
+    "schedule of a client's only step": (lambda: steps(optax.sgd(FALLING)), "optimizer", "lambda k: optax.sgd"),
+    "schedule among numbers": (lambda: steps(optax.inject_hyperparams(optax.sgd)(FALLING)), "optimizer", "client_sgd"),
+    "steps collected by clients": (lambda: steps(optax.MultiSteps(optax.sgd(0.1), 4)), "optimizer", "batch_size"),
     "one-hot labels": (
         lambda: jax.eval_shape(TASK.loss, TASK.init(jax.random.key(0)), ROWS, jnp.zeros((6, 2))),
         "labels",
@@ -76,3 +137,82 @@ def test_every_algorithm_refuses_a_function_as_its_task(name):
     build = getattr(jaxfl, name)
     needed = {key for key, one in inspect.signature(build).parameters.items() if one.default is one.empty} - {"task"}
     refused(lambda: build(lambda: 0, **dict.fromkeys(needed)), "task", "a function")
+
+
+OPTIMIZERS = {
+    "number": (0.1, "optax.sgd(0.1)"),
+    "not called": (optax.sgd, "got a constructor"),
+    "line search": (optax.lbfgs(), "'value'"),
+    "Polyak's step": (optax.polyak_sgd(), "'value'"),
+    "plateau": (optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), "'value'"),
+    "lookahead": (optax.lookahead(optax.sgd(0.1), 5, 0.5), "fast"),
+    "private": (optax.contrib.differentially_private_aggregate(1.0, 1.0, key=jax.random.key(0)), "shape ()"),
+    "several steps": (optax.MultiSteps(optax.sgd(0.1), 4), ""),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_cannot_step_along_one_gradient_is_refused_wherever_an_optimizer_is_taken(name):
+    optimizer, word = OPTIMIZERS[name]
+    refused(lambda: steps(optimizer), "optimizer", word)
+    refused(lambda: jaxfl.push_sum(TASK, graph=RING, optimizer=optimizer), "optimizer", word)
+    refused(
+        lambda: jaxfl.fed_avg(TASK, clients=STEPS, num_active=1, server_optimizer=optimizer), "server_optimizer", word
+    )
+
+
+def test_optimizers_that_can_are_taken():
+    masked = optax.masked(optax.sgd(0.1), {"dense_1": {"kernel": True, "bias": False}})
+    for optimizer in (optax.adam(0.1), masked, optax.lion(0.1)):
+        steps(optimizer)
+        jaxfl.push_sum(TASK, graph=RING, optimizer=optimizer)
+    steps(optax.sgd(FALLING), max_steps=5)
+    steps(lambda k: optax.sgd(FALLING(k)))
+    jaxfl.push_sum(TASK, graph=RING, optimizer=optax.MultiSteps(optax.sgd(FALLING), 4).gradient_transformation())
+
+
+def test_a_schedule_over_rounds_is_a_function_of_the_round():
+    """As docs/sharp_edges.md has it: 1, 1/2, 1/4 of the gradient, where a client's own count would stay at 0."""
+    task = jaxfl.from_functions(lambda key: jnp.zeros(1), lambda w, x, y: (x @ w).astype(jnp.float32))
+    data = jaxfl.federate(np.ones((4, 1), "float32"), np.zeros(4, "float32"), [[0, 1], [2, 3]])
+    moves = {}
+    for max_steps, optimizer in ((1, lambda k: optax.sgd(FALLING(k))), (2, optax.sgd(FALLING))):
+        learner = jaxfl.fed_avg(task, clients=steps(optimizer, max_steps), num_active=2)
+        state, values = learner.init(KEY, data), [0.0]
+        for _ in range(3):
+            state, _ = learner.round(KEY, state, data)
+            values.append(float(learner.node_params(state)[0, 0]))
+        moves[max_steps] = (-np.diff(values)).tolist()
+    assert moves == {1: [1.0, 0.5, 0.25], 2: [1.5, 1.5, 1.5]}
+
+
+@pytest.mark.parametrize(
+    ("name", "near"), [("FedAvg", "fed_avg?"), ("PushSum", "push_sum?"), ("scaffold", "coming_from")]
+)
+def test_a_name_of_another_library_is_pointed_on(name, near):
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'.*{near.rstrip('?')}"):
+        getattr(jaxfl, name)
+    assert not hasattr(jaxfl, "__wrapped__")
+
+
+def test_parameters_of_a_registered_class_take_noise():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Weights:
+        w: jax.Array
+
+    def task(init, of):
+        return jaxfl.from_functions(init, lambda params, x, y: (x @ of(params) - y.astype(jnp.float32)) ** 2)
+
+    rule = {"gradient": jaxfl.mini_batch(2, clip_norm=1.0), "noise": jaxfl.gaussian(0.1), "step_size": 0.1}
+    found = []
+    for one in (
+        task(lambda key: Weights(jnp.ones(4)), lambda p: p.w),
+        task(lambda key: {"w": jnp.ones(4)}, lambda p: p["w"]),
+    ):
+        learner = jaxfl.push_sum(one, graph=RING, **rule)
+        state, _ = jax.jit(learner.round)(KEY, learner.init(KEY, DATA), DATA)
+        found.append(jax.tree.leaves(learner.node_params(state))[0])
+    np.testing.assert_array_equal(*found)
+    half = task(lambda key: Weights(jnp.ones(4, jnp.bfloat16)), lambda p: p.w)
+    refused(lambda: jaxfl.push_sum(half, graph=RING, **rule).init(KEY, DATA), "params", "w is bfloat16")

@@ -73,7 +73,7 @@ class TestExitCodes:
             (MemoryError(), 1, "stopped: the memory is exhausted. Take"),
             (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: allocating 9 bytes"), 1, "stopped: the memory is exhaus"),
             (OSError(28, "No space left on device", "a/b"), 1, "stopped: [Errno 28] No space left on device: 'a/b'."),
-            (KeyboardInterrupt(), 130, "interrupted: the same command with --resume goes on from the last checkpoint"),
+            (KeyboardInterrupt(), 130, "interrupted: nothing was kept"),
         ],
     )
     def test_code_and_one_line(self, error, code, line, capsys):

@@ -260,8 +260,9 @@ class TestEveryMethod:
 
 
 def test_another_file_by_the_same_name_is_not_resumed(tmp_path, monkeypatch, capsys):
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
+    def interrupt(*_, stop, **__):
+        with stop.heeded():  # the run has begun
+            raise KeyboardInterrupt
 
     monkeypatch.chdir(tmp_path)
     chain = np.eye(4, k=-1)  # agent i hears i - 1: agent 0 reaches all

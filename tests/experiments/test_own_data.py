@@ -50,6 +50,9 @@ def test_what_is_said_goes_before_what_follows(table):
     refused(lambda: four.clients.data(four.data)(0), "num_nodes", "5")
     refused(lambda: request(EXPERIMENTS["privsgp_vr"], {"site_column": "town"}), "site_column")
     refused(lambda: request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "data_dir": "x", **OWN}), "data_dir")
+    misspelled = {"graph": "randon", "edge_probability": 0.5}  # the cause, not the option that it makes idle
+    refused(lambda: request(EXPERIMENTS["privsgp_vr"], misspelled), "graph", "randon", "exponential")
+    refused(lambda: request(EXPERIMENTS["privsgp_vr"], {**misspelled, "graph": "ring"}), "edge_probability", "random")
     network = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "model": "cnn", **OWN}).config
     refused(network.task, "model", "mlp")
 

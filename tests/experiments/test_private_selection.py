@@ -38,6 +38,7 @@ def test_the_winner_has_a_statement_of_its_own(tmp_path, capsys):
     assert alone["dp_epsilon"] <= 3 < paid["dp_epsilon"]
     assert "The choice is paid for" in text
     assert "No ε covers the choice" not in text
+    assert "config.json, metrics, pictures and checkpoints stay behind" in " ".join(text.split())
     content = json.loads((published / "privacy.json").read_text())
     assert list(content["cases"]) == ["selected"]  # a name of its own would tell of the number of runs
     assert [path.name for path in (published / "parameters").iterdir()] == ["selected"]
@@ -130,6 +131,20 @@ def test_refusals(words, said, tmp_path, capsys):
     found = capsys.readouterr().err
     assert any(part in found for part in said.split("|")), found
     assert not (tmp_path / "run").exists()
+
+
+def test_runs_whose_parameters_no_statement_covers_are_refused():
+    from jaxfl.frame.command_line import parse
+    from jaxfl.frame.run import prepare
+    from jaxfl.frame.selecting import checked_search
+
+    words = f"{SHORT} --private-selection geometric".split()
+    asked, _ = parse(EXPERIMENTS["privsgp_vr"], words)
+    assert asked.search is not None
+    _, cases, _ = prepare(asked)
+    assert checked_search(asked.search, asked.rows, cases, {})
+    uncovered = {name: case._replace(covered=False) for name, case in cases.items()}
+    refused(lambda: checked_search(asked.search, asked.rows, uncovered, {}), "private_selection", "covered")
 
 
 def test_a_search_without_a_result_selects_nothing():

@@ -1,5 +1,6 @@
 """Options of the frame: words to values, choices by signature, grids from words, files and ranges."""
 
+import os
 import re
 
 import pytest
@@ -8,7 +9,7 @@ from toy_experiment import EXPERIMENT, SHAPES, Configuration, ask
 from jaxfl.core import ArgumentError
 from jaxfl.frame import choose, flat
 from jaxfl.frame.experiment import request
-from jaxfl.frame.grid import configs, sample_axis
+from jaxfl.frame.grid import configs, parse_axis, sample_axis
 from jaxfl.frame.options import options
 
 KNOWN = options(Configuration)
@@ -142,6 +143,50 @@ class TestGrids:
         lines = ask(["--shape", "circle", "--grid-file", str(tmp_path / name)])
         expected = [(1, "theory", (8, 4), True), (2, 0.5, (16,), False)]
         assert values_of(lines, "rounds", "step_size", "widths", "fast") == expected
+
+    def test_a_mark_of_byte_order_is_no_letter_of_a_name(self, tmp_path):
+        for name, text in (("a.csv", "rounds\n1\n2\n"), ("a.jsonl", '{"rounds": 1}\n{"rounds": 2}\n')):
+            (tmp_path / name).write_text(text, "utf-8-sig")
+            lines = ask(["--shape", "circle", "--grid-file", str(tmp_path / name)])
+            assert values_of(lines, "rounds") == [(1,), (2,)]
+
+    @pytest.mark.parametrize(
+        ("name", "text", "says"),
+        [
+            ("a.csv", "rounds,rounds\n1,2\n", "must name each option once; got rounds rounds"),
+            ("a.csv", "step_size,step-size\n1,2\n", "must name each option once; got step_size step-size"),
+            ("a.csv", "rounds, rounds\n1,2\n", "must name each option once"),
+            ("a.jsonl", '{"rounds": 1, "rounds": 2}', "must name each option once; got rounds rounds"),
+            ("a.jsonl", '{"step_size": 1, "step-size": 2}', "must name each option once"),
+            ("a.csv", f"rounds,title\n1,{'x' * 140_000}\n", "must be a .csv or .jsonl file"),
+            ("a.jsonl", f'{{"rounds": {"[" * 100_000}{"]" * 100_000}}}', "must be a .csv or .jsonl file"),
+            ("a.csv", "rounds,title\n1\n", "rows of different options"),
+            ("a.csv", "rounds\n1,2\n", "rows of different options"),
+            ("a.jsonl", '{"rounds": 1}\n{"title": "x"}', "rows of different options"),
+            ("a.jsonl", "[1]", "rows of different options"),
+            ("a.csv", "", "has 0 rows"),
+            ("a.csv", "rounds\n" + "1\n" * 10_001, "must ask for at most 10,000 configurations; got 10,001"),
+        ],
+    )
+    def test_one_sentence_where_a_file_is_no_grid(self, name, text, says, tmp_path):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ArgumentError, match=f"^--grid-file: .*{re.escape(says)}"):
+            ask(["--shape", "circle", "--grid-file", str(tmp_path / name)])
+
+    @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
+    @pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+    def test_what_is_no_regular_file_is_not_waited_for(self, name, make, tmp_path):
+        make(tmp_path / name)
+        with pytest.raises(ArgumentError, match=r"^--grid-file: .* must be a file; it is a "):
+            ask(["--shape", "circle", "--grid-file", str(tmp_path / name)])
+        with pytest.raises(ArgumentError, match=r"^--grid-file: .*No such file"):
+            ask(["--shape", "circle", "--grid-file", str(tmp_path / "none.csv")])
+
+    def test_a_million_values_are_refused_before_one_is_read(self, monkeypatch):
+        monkeypatch.setattr("jaxfl.frame.grid.value_of", lambda *_: pytest.fail("a value was read"))
+        many = ",".join(["1"] * 10**6)
+        with pytest.raises(ArgumentError, match=r"^--grid: must ask for at most 10,000 configurations; got 1,000,000"):
+            parse_axis([f"rounds={many}"], KNOWN)
 
     def test_a_range_is_given_once(self):
         with pytest.raises(ArgumentError, match="--sample: must name each option once; got 'rounds' twice"):

@@ -7,7 +7,7 @@ import pytest
 from helpers import flat, rows_of
 from problems import linear_task, small_task
 
-from jaxfl import ArgumentError, gradients
+from jaxfl import ArgumentError, from_functions, gradients
 from jaxfl.gradients import per_example
 from jaxfl.models import classification, sequential
 from jaxfl.models.kernels import position_sums
@@ -46,6 +46,18 @@ def test_weighted_sum_equals_clipped_per_sample_gradients(task, clip_order, clip
     np.testing.assert_allclose(found.losses, task.loss(params, inputs, labels), rtol=1e-6)
     rows = per_sample(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
     np.testing.assert_allclose(rows_of(rows.gradient), scale[:, None] * expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(("clip_norm", "holds"), [(1e-12, True), (1e-17, False)])
+def test_a_million_small_coordinates_are_clipped_at_the_smallest_clip_norm(clip_norm, holds):
+    """Each has a square that float32 may not hold, which is why `check.clip_norm` refuses smaller ones."""
+    size = 10**6
+    task = from_functions(lambda key: jnp.zeros(size), lambda params, inputs, labels: inputs @ params)
+    inputs = jnp.full((1, size), 10 * clip_norm / np.sqrt(size), jnp.float32)
+    params, labels = jnp.zeros(size), jnp.zeros(1, jnp.int32)
+    found = weighted_sum(task, params, inputs, labels, jnp.ones(1), clip_norm=jnp.float32(clip_norm))
+    norm = np.linalg.norm(np.asarray(found.gradient, np.float64))
+    assert (norm <= clip_norm * (1 + 1e-4)) == holds
 
 
 @pytest.mark.parametrize("clip_order", [1, 2])

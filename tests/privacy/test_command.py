@@ -103,9 +103,20 @@ def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
     assert "every client's whole update is clipped to the L2 norm 0.5" in text
 
 
+@pytest.mark.parametrize("method", command.METHODS)
+def test_a_delta_that_allows_to_publish_a_record_is_named(capsys, method):
+    """1 / records, of all sites; Laplace noise has the delta 0."""
+    more = {"distribution": "gaussian"} if method == TRACKING else {}
+    records = 4 if method == "dp-fedavg" else 4 * 120
+    for delta, found in ((1.01 / records, True), (0.99 / records, False)):
+        assert command.main(words(method, noise_multiplier=3, delta=delta, **more)) == 0
+        assert ("publishes one of them at random" in " ".join(capsys.readouterr().out.split())) == found
+
+
 @pytest.mark.parametrize(
     ("method", "more", "sentence"),
     [
+        ("fedavg", {"clip_norm": 1e-21, "target": 1}, "--clip-norm: must lie between 1e-12 and 1.8e+19"),
         ("fedavg", {"batch": 121, "target": 1}, "--batch: must be at most the client's samples"),
         ("privsgp", {"batch": 121, "target": 1}, "--batch: must be at most the node's entries"),
         ("fedavg", {"noise_multiplier": -1}, "--noise-multiplier: must be non-negative"),

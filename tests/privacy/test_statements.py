@@ -2,9 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from jaxfl.privacy.gossip import A_DP2_SGD, PRIVSGP_VR, Release, statements
+from jaxfl.privacy import clients, tracking
+from jaxfl.privacy.gossip import A_DP2_SGD, PRIVSGP, PRIVSGP_VR, Release, statements
 from jaxfl.privacy.statements import REMARKS, asked_first, caption, rounded_down, rounded_up, statement_text
 from jaxfl.privacy.tracking import TrackingRelease, exponential_schedule, perturbed_state_statements
 
@@ -58,6 +60,55 @@ def test_an_epsilon_above_100_says_that_it_protects_nothing():
     assert "protects nothing" in statement_text(large)
     assert "protects nothing" not in statement_text({**PROVEN, "dp_epsilon": 100.0})
     assert caption({"A": [large], "B": [PROVEN]})[0].endswith("protects nothing: A")
+
+
+def large(statements):
+    """The statements that say what their delta allows, in the text that every command prints."""
+    remark = "a mechanism that publishes one of them at random satisfies this"
+    assert all((remark in statement_text(one)) == (remark in "".join(one["assumptions"])) for one in statements)
+    assert all(
+        (remark in line) == (remark in statement_text(one)) for one in statements for line in caption({"A": [one]})
+    )
+    return [remark in statement_text(one) for one in statements]
+
+
+def test_a_delta_that_allows_to_publish_a_record_says_so():
+    """In every family: samples of all nodes, or clients, times delta are 1 or more."""
+
+    def rows(stated):
+        return [one._asdict() for one in stated if one.dp_epsilon is not None]
+
+    release = Release("mini_batch", "poisson", 5, 50, clip_norm=1.0, noise_std=0.4)
+    for delta, found in ((0.1, True), (0.01, True), (0.0099, False)):  # of 100 samples
+        assert set(large(rows(statements(PRIVSGP, [release] * 2, 10, dp_delta=delta)))) == {found}
+        of_runs = statements(PRIVSGP, [release] * 4, 10, dp_delta=delta, num_nodes=2)  # two seeds with the same samples
+        assert set(large(rows(of_runs))) == {found}
+    text = statement_text(rows(statements(PRIVSGP, [release] * 2, 10, dp_delta=0.1))[-1])
+    assert "delta 0.1 times 100 samples is 10: a mechanism that publishes one of them at random satisfies this" in text
+    many = release._replace(num_entries=50_000, batch_size=500)
+    assert all(large(rows(statements(PRIVSGP, [many] * 2, 10, dp_delta=1e-5))))
+    assert not any(large(rows(statements(PRIVSGP, [many], 10, dp_delta=1e-5))))
+    client = clients.ClientRelease("poisson", num_samples=50, batch_size=5, clip_norm=1.0, noise_multiplier=2.0)
+    assert all(large(rows(clients.statements([client] * 2, 10, 0, dp_delta=0.01))))
+    assert not any(large(rows(clients.statements([client] * 2, 10, 0, dp_delta=0.0099))))
+    whole = clients.UpdateRelease("poisson", 0.1, clip_norm=1.0, noise_multiplier=2.0)
+    for number, found in ((99, False), (100, True)):
+        (one,) = rows(clients.client_level_statements(whole, 10, num_clients=number, dp_delta=0.01))
+        assert large([one]) == [found]
+        assert ("100 clients" in statement_text(one)) == found
+    schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
+    gaussian = TrackingRelease(clip_norm=1.0, distribution="gaussian")
+    weights = {"state_in_weights": np.ones(2), "tracker_out_weights": np.ones(2)}
+    for size, found in ((50, True), (49, False)):
+        settings: dict = {"dp_delta": 0.01, "num_local_samples": [size] * 2}
+        stated = tracking.gradient_tracking_statements(schedule, 4, gaussian, **weights, **settings)
+        for function in (perturbed_state_statements, tracking.output_perturbation_statements):
+            stated += function(schedule, 4, gaussian, num_nodes=2, **settings)
+        assert set(large(rows(stated))) == {found}
+    coarse = tracking.quantization_statements(
+        schedule, 1, TrackingRelease(clip_norm=1e-3), num_nodes=2, quantization_step=0.5, num_local_samples=[50, 50]
+    )
+    assert large(rows(coarse)) == [one.dp_delta >= 0.01 for one in coarse]
 
 
 def test_what_has_no_epsilon_has_a_reason_and_no_remark():
@@ -114,3 +165,21 @@ def test_the_remarks_are_found_in_what_the_accountant_states():
     text += statement_text(statements(A_DP2_SGD, [plain] * 4, 10, dp_delta=1e-5)[0]._asdict())
     assert all(remark in text for remark in REMARKS.values())
     assert all(statement_text(one).startswith("no proven ε") for one in others)
+
+
+def test_noise_without_a_clip_norm_says_that_it_protects_nothing():
+    plain = Release("mini_batch", "poisson", 5, 50, clip_norm=None, noise_std=0.4)
+    client = clients.ClientRelease("poisson", num_samples=50, batch_size=5, clip_norm=None, noise_multiplier=2.0)
+    whole = clients.UpdateRelease("poisson", 0.1, clip_norm=None, noise_multiplier=2.0)
+    schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
+    stated = [
+        *statements(PRIVSGP, [plain], 10, dp_delta=1e-5),
+        *clients.statements([client], 10, 0, dp_delta=1e-5),
+        *clients.client_level_statements(whole, 10, num_clients=9, dp_delta=1e-5),
+        *perturbed_state_statements(schedule, 4, TrackingRelease(clip_norm=None), num_nodes=2),
+    ]
+    proven = [one._asdict() for one in stated if one.bound == "proven"]
+    assert len(proven) == 6
+    assert all(
+        "not clipped" in statement_text(one) and "noise protects nothing" in statement_text(one) for one in proven
+    )

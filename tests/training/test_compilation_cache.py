@@ -102,6 +102,17 @@ class TestFolder:
         assert folder is not None
         assert entries(user / "own") == entries(folder) != []
 
+    def test_a_new_folder_in_which_nothing_is_kept_is_removed(self, user, monkeypatch):
+        """As a refused command leaves it: JAX's lock alone. A folder that was there stays."""
+        monkeypatch.setattr(cache, "MIN_COMPILE_SECONDS", 1000.0)
+        (user / "there").mkdir(parents=True)
+        for name in ("new", "there"):
+            with compilation_cache(str(user / name)) as folder:
+                compiled_anew()
+                assert folder is not None
+                assert [path.name for path in folder.iterdir()] == [".lockfile"]
+        assert [path.name for path in user.iterdir()] == ["there"]
+
     def test_off_keeps_nothing_even_where_jax_was_told_a_folder(self, user):
         jax.config.update("jax_compilation_cache_dir", str(user / "told"))
         with compilation_cache("off") as folder:

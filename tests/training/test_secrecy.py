@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import stat
 
 import jax
@@ -122,6 +123,41 @@ def test_a_resume_on_other_data_is_refused(tmp_path, changes, name):
         "as in the run that is resumed",
     )
     assert before == content(tmp_path / "run")
+
+
+class TestDigestOfTheData:
+    """Whoever has all samples but one tries values for the last one against a digest (findings on config.json)."""
+
+    def candidates(self):
+        return {value: data_of(0)._replace(inputs=data_of(0).inputs.at[3].set(value)) for value in (0.0, 0.5, 1.0)}
+
+    def matching(self, run):
+        """The values of the unknown sample that some file of the run confirms."""
+        files = [file.read_bytes() for file in run.path.rglob("*") if file.is_file() and file.parent.name != "private"]
+        forms = {value: [text := digest(data), bytes.fromhex(text)] for value, data in self.candidates().items()}
+        forms = {value: [text.encode(), raw] for value, (text, raw) in forms.items()}
+        return [value for value, each in forms.items() if any(form in held for held in files for form in each)]
+
+    def test_a_file_confirms_no_guess_where_the_seed_is_secret(self, tmp_path):
+        data = {"data": lambda seed: self.candidates()[1.0]}
+        assert self.matching(trained(tmp_path / "public", {"A": case(0.1, **data)})[0]) == [1.0]
+        secret = open_run(tmp_path / "secret", {})
+        train({"A": case(0.1, **data)}, run=secret, quiet=True, key=secret_key(secret))
+        assert self.matching(secret) == []
+
+    def test_the_same_data_resume_and_others_are_named_in_words(self, tmp_path):
+        run = open_run(tmp_path / "run", {})
+        train({"A": case(0.1)}, run=run, quiet=True, key=secret_key(run))
+        before = content(tmp_path / "run")
+        run = open_run(tmp_path / "run", {}, resume=True)
+        train({"A": case(0.1)}, run=run, quiet=True, key=secret_key(run))
+        with pytest.raises(core.ArgumentError, match="the training data of case A, seed 0, are other data") as found:
+            train({"A": case(0.1, data=erased)}, run=run, quiet=True, key=secret_key(run))
+        assert not re.search("[0-9a-f]{32}", str(found.value).replace(str(run.path), ""))
+        other = case(0.1, test=jax.tree.map(jnp.zeros_like, toy_test()))
+        with pytest.raises(core.ArgumentError, match="the test data of case A are other data"):
+            train({"A": other}, run=run, quiet=True, key=secret_key(run))
+        assert before.keys() == content(tmp_path / "run").keys()
 
 
 def test_batches_of_two_points_are_independent():

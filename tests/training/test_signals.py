@@ -217,11 +217,14 @@ def test_a_new_run_that_ends_before_its_first_round_leaves_nothing(tmp_path, mon
             with pytest.raises(KeyboardInterrupt):
                 train_toy(out, cases, stop=stop, resume=True)
     assert undone == [False, False]
+    assert not stop.begun
     run = open_run(out, {"step_size": 0.2}, experiment="toy")
     assert run.path.exists()
     train_toy(out, cases, resume=True)
+    again = Stop()
     with monkeypatch.context() as patch:
         patch.setattr("jaxfl.training.passes.Program.check", ends)
         with pytest.raises(KeyboardInterrupt):
-            train_toy(out, cases, stop=Stop(), resume=True)
+            train_toy(out, cases, stop=again, resume=True)
     assert undone[2]
+    assert again.begun, "there is something to resume"

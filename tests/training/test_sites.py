@@ -90,6 +90,15 @@ def test_a_lane_that_diverges_has_no_metrics_and_noise_must_fit_the_nodes(tmp_pa
         train_toy(tmp_path / "other", {"A": toy_case(noise_stds=(1.0, 2.0, 3.0))})
 
 
+def test_each_seed_has_the_epsilons_of_its_nodes(tmp_path):
+    """A statement on several seeds lists them seed after seed."""
+    (stated,), count = toy_statements(20), 2 * NUM_NODES
+    own = {**stated, "dp_epsilon": float(count), "node_epsilons": [float(number) for number in range(1, 1 + count)]}
+    train_toy(tmp_path, {"A": toy_case(num_rounds=20, privacy=lambda rounds: [own])})
+    found = {(row["seed"], int(row["site"])): row["dp_epsilon"] for row in read_results(tmp_path / "sites.csv")}
+    assert found == {(seed, node): 1 + seed * NUM_NODES + node for seed in (0, 1) for node in range(NUM_NODES)}
+
+
 def test_of_many_sites_the_worst_are_shown():
     rng = np.random.default_rng(0)
     accuracies = rng.permutation(30) / 30

@@ -142,8 +142,9 @@ def private_constants(
         - one sample moves the three numbers by at most the stated bounds.
         - a client whose model equals the aggregate keeps its rho and beta.
     """
-    check.scalar(clip_norm=clip_norm, loss_bound=loss_bound, noise_multiplier=noise_multiplier)
-    check.positive(clip_norm=clip_norm, loss_bound=loss_bound, noise_multiplier=noise_multiplier)
+    check.clip_norm(clip_norm=clip_norm)
+    check.scalar(loss_bound=loss_bound, noise_multiplier=noise_multiplier)
+    check.positive(loss_bound=loss_bound, noise_multiplier=noise_multiplier)
     clip_norm, loss_bound, noise_multiplier = copied((clip_norm, loss_bound, noise_multiplier))
     sampler = None if batch_size is None else poisson(batch_size)
 

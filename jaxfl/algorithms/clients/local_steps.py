@@ -11,7 +11,6 @@ a narrower model.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -45,6 +44,7 @@ from jaxfl.core import (
     node_keys,
     purpose_key,
 )
+from jaxfl.core.algorithm import check_optimizer, constructor
 from jaxfl.core.devices import varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task
@@ -102,6 +102,7 @@ class LocalSteps(NamedTuple):
     weigh: Callable[[FederatedData, Array], Array]
 
 
+@constructor
 def local_steps(
     max_steps: int,
     *,
@@ -164,16 +165,19 @@ def local_steps(
         if not check.is_traced(num_steps) and num_steps > max_steps:
             remedy = "Pass fewer steps, or raise max_steps."
             raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
-    require_float_noise(noise)
+    missing = "how far one sample moves the sums of gradients that all local steps round to a grid"
+    require_float_noise(missing, noise=noise and noise.distribution)
     if noise is not None and jnp.ndim(noise.noise_scale) > 0:
         found, remedy = f"got shape {jnp.shape(noise.noise_scale)}", "Pass the largest of them."
         raise ArgumentError("noise", "must have one scale for all clients", found, remedy)
-    if not isinstance(optimizer, optax.GradientTransformation):
-        if next(iter(inspect.signature(optimizer).parameters), "") == "learning_rate":
-            requirement = "must be an optimizer, or a function of the round index that gives one"
-            raise ArgumentError(
-                "optimizer", requirement, "got a constructor", "Call it: optax.sgd(0.1), not optax.sgd."
-            )
+    state_types = check_optimizer("optimizer", optimizer, by_round=True)
+    if "MultiStepsState" in state_types:
+        requirement, remedy = "must keep no gradients for later: it starts anew in each round", "Raise batch_size."
+        raise ArgumentError("optimizer", requirement, "got optax.MultiSteps", remedy)
+    if max_steps == 1 and state_types & {"ScaleByScheduleState", "WrappedScheduleState"}:
+        requirement = "must be a function of the round index for a schedule over rounds: it starts anew in each round"
+        remedy = "Pass lambda k: optax.sgd(schedule(k)), or jaxfl.client_sgd(schedule)."
+        raise ArgumentError("optimizer", requirement, "got a schedule that stays at its start", remedy)
     scheme, is_private = sampler(batch_size), clip_norm is not None or noise is not None
     by_count = scheme.name == "fixed" and not is_private  # the mean is over the samples used, not b
 

@@ -124,10 +124,10 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
         - each client takes part independently with probability num_active / n.
         - an update that is not finite counts as zero.
     """
-    check.scalar(clip_norm=clip_norm)
-    check.positive(clip_norm=clip_norm)
+    check.clip_norm(clip_norm=clip_norm)
     check.at_least(1, num_rounds=num_rounds)
-    require_float_noise(noise)
+    missing = "how far one client moves the sums of updates that all rounds round to a grid"
+    require_float_noise(missing, noise=noise.distribution)
     if jnp.ndim(noise.noise_scale) > 0:
         found = f"got shape {jnp.shape(noise.noise_scale)}"
         raise ArgumentError("noise", "must have one scale", found, "Pass a single number.")

@@ -397,4 +397,4 @@ def _notes(accounts: Sequence[Account], account: Account, bound: str, relation: 
     return notes
 
 
-_SAMPLES = Family(_reason, _cost, _words)
+_SAMPLES = Family(_reason, _cost, _words, lambda account: account.release.num_samples)

@@ -161,7 +161,7 @@ def _reason(account: Account, _bound: str) -> str | None:
     if account.num_rounds == 0:
         return None
     if release.clip_norm is None:
-        return "Updates are not clipped, so one client can change a sum by any amount."
+        return "Updates are not clipped, so one client can change a sum by any amount, and noise protects nothing."
     if release.noise_multiplier == 0:
         return "No noise is added, so the sums are not private."
     if release.sampler == "fixed" and release.participation_rate < 1:
@@ -194,4 +194,4 @@ def _words(
     return {"gradients": clipped, "setting": _SETTING, "node_epsilons": (), "mechanism": mechanism}
 
 
-_CLIENTS = Family(_reason, _cost, _words)
+_CLIENTS = Family(_reason, _cost, _words, lambda account: 1)

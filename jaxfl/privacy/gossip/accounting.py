@@ -343,4 +343,4 @@ def _notes(account: Account, bound: str, dp_epsilon: float) -> tuple[str, ...]:
     return (f"a node wakes at most {most} times, except with probability {failure:g}, which is part of delta",)
 
 
-_GOSSIP = Family(_reason, _cost, _words)
+_GOSSIP = Family(_reason, _cost, _words, lambda account: account.release.num_entries * account.release.entry_size)

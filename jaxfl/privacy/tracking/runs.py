@@ -31,7 +31,6 @@ NO_BOUND = (
     " gradients change and not one's alone; and the state that is returned carries no noise"
 )
 
-_UNCLIPPED = "Gradients are not clipped, so that nothing bounds what one sample changes."
 _SILENT = "Some of what is broadcast carries no noise."
 _LAPLACE_ONLY = "This bound holds for Laplace noise only."
 _AT_STATE = (
@@ -70,6 +69,7 @@ class Run(NamedTuple):
     dp_delta: float  # of a statement without an epsilon
     costs: dict[str, Callable[[float], Cost]]  # bound -> (C -> its cost); the published or reconstructed one first
     notes: tuple[str, ...] = ()  # where no bound has any
+    num_samples: float = 0  # of an agent, on average; 0: unknown
 
 
 def stated(runs: Callable[_Arguments, list[Run]]) -> Callable[_Arguments, list[Statement]]:
@@ -153,6 +153,7 @@ def checked(
     dp_delta: float | None,
     *,
     output: bool = False,
+    num_local_samples: Sequence[int] | None = None,
 ) -> Run:
     """Check the arguments and make a run without costs, from which broadcasts that have not been sent are cut off."""
     check.at_least(0, num_rounds=num_rounds)
@@ -176,7 +177,9 @@ def checked(
     num_states = num_rounds + 1 if release.gradient_at == "broadcast" and not output else num_rounds
     trackers = np.where(np.arange(trackers.shape[-1]) < num_rounds, trackers, np.inf)
     sent = schedule._replace(state_noise_scale=states[..., :num_states], tracker_noise_scale=trackers[..., :num_states])
-    return Run(sent, num_rounds, num_nodes, release, output, required_delta(dp_delta) if gaussian else 0.0, {})
+    delta = required_delta(dp_delta) if gaussian else 0.0
+    num_samples = 0.0 if num_local_samples is None else float(np.mean(num_local_samples))
+    return Run(sent, num_rounds, num_nodes, release, output, delta, {}, num_samples=num_samples)
 
 
 def required_delta(dp_delta: float | None) -> float:
@@ -192,7 +195,7 @@ def _reason(run: Run, bound: str) -> str | None:
     if run.num_rounds == 0:
         return None
     if is_unbounded(run.release, bound):
-        return _UNCLIPPED
+        return verbs.UNCLIPPED
     if not all(np.all(scale > 0) for scale in (run.sent.state_noise_scale, run.sent.tracker_noise_scale)):
         return _SILENT
     if bound != "proven":
@@ -241,4 +244,4 @@ def _bound_on_gradients(release: TrackingRelease) -> str:
     return f"per-sample gradients {how}"
 
 
-TRACKING = Family(_reason, _cost, _words)
+TRACKING = Family(_reason, _cost, _words, lambda run: run.num_samples)

@@ -85,7 +85,7 @@ def gradient_tracking_statements(
     if received.ndim != 1 or not received.size or received.shape != sent.shape:
         found, remedy = f"got shapes {received.shape} and {sent.shape}", "Pass R.sum(axis=1) and C.sum(axis=0)."
         raise ArgumentError("state_in_weights", "must hold one number per agent, as tracker_out_weights", found, remedy)
-    run = checked(schedule, num_rounds, release, len(received), dp_delta)
+    run = checked(schedule, num_rounds, release, len(received), dp_delta, num_local_samples=num_local_samples)
 
     def agents(change: float) -> TrackingAgent:
         return TrackingAgent(gradient_l1_change=change, state_in_weight=received, tracker_out_weight=sent)
@@ -128,6 +128,7 @@ def perturbed_state_statements(
     *,
     num_nodes: int,
     dp_delta: float | None = None,
+    num_local_samples: Sequence[int] | None = None,
 ) -> list[Run]:
     """List the privacy statements on perturbed states, quantized afterwards or not: reconstructed, then proven.
 
@@ -137,6 +138,7 @@ def perturbed_state_statements(
         release: the clipping and noise that the algorithm was given.
         num_nodes: n; the weights of each agent sum to 1.
         dp_delta: in (0, 1), for Gaussian noise.
+        num_local_samples: D of every agent; a statement then says whether its delta is too large for so many.
 
     Raises:
         ArgumentError: an argument out of range, or no dp_delta where it is needed.
@@ -144,7 +146,7 @@ def perturbed_state_statements(
     Guarantees:
         - as for `gradient_tracking_statements`.
     """
-    run = checked(states_only(schedule), num_rounds, release, num_nodes, dp_delta)
+    run = checked(states_only(schedule), num_rounds, release, num_nodes, dp_delta, num_local_samples=num_local_samples)
     return _of_states(
         run,
         lambda change: perturbed_state_sensitivities(run.sent, change),
@@ -160,11 +162,12 @@ def output_perturbation_statements(
     *,
     num_nodes: int,
     dp_delta: float | None = None,
+    num_local_samples: Sequence[int] | None = None,
 ) -> list[Run]:
     """List the privacy statements on perturbed outputs: reconstructed, then proven, with the same sensitivities.
 
     Args:
-        schedule, num_rounds, num_nodes, dp_delta: as for `perturbed_state_statements`.
+        schedule, num_rounds, num_nodes, dp_delta, num_local_samples: as for `perturbed_state_statements`.
         release: the clipping and noise that the algorithm was given. Its `gradient_at` does not matter: an observer
             knows the agent's own state.
 
@@ -174,7 +177,8 @@ def output_perturbation_statements(
     Guarantees:
         - as for `gradient_tracking_statements`.
     """
-    run = checked(states_only(schedule), num_rounds, release, num_nodes, dp_delta, output=True)
+    settings = {"output": True, "num_local_samples": num_local_samples}
+    run = checked(states_only(schedule), num_rounds, release, num_nodes, dp_delta, **settings)
     accountant = "one gradient a broadcast"
     return _of_states(run, lambda change: output_sensitivities(run.sent, change), (accountant, accountant))
 
@@ -187,11 +191,12 @@ def quantization_statements(
     *,
     num_nodes: int,
     quantization_step: float,
+    num_local_samples: Sequence[int] | None = None,
 ) -> list[Run]:
     """List the statements on states that quantization alone protects: (0, delta), reconstructed, then proven.
 
     Args:
-        schedule, num_rounds, num_nodes: as for `perturbed_state_statements`; noise does not count.
+        schedule, num_rounds, num_nodes, num_local_samples: as for `perturbed_state_statements`; noise does not count.
         release: the clipping that the algorithm was given; gradients are clipped in L1 norm, as for Laplace noise.
         quantization_step: distance of neighboring grid points, or the threshold of a ternary quantizer.
 
@@ -208,7 +213,7 @@ def quantization_statements(
         raise ArgumentError("distribution", "must be laplace: L1 norms count", f"got {release.distribution}", remedy)
     check.at_least(0, num_rounds=num_rounds)
     unlimited = states_only(schedule._replace(state_noise_scale=np.ones(num_rounds + 1)))
-    run = checked(unlimited, num_rounds, release, num_nodes, None)
+    run = checked(unlimited, num_rounds, release, num_nodes, None, num_local_samples=num_local_samples)
 
     def cost(composition: str, how: str) -> Callable[[float], Cost]:
         def of(change: float) -> Cost:

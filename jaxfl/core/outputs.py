@@ -1,0 +1,51 @@
+"""Files for people: CSV tables of which a spreadsheet runs nothing, and places that no link leads away from."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+# Text that a spreadsheet runs, and no number; the last four letters are wide forms of the others.
+_FORMULA = re.compile("'*(?![+-](inf|[0-9.]+(e[+-]?[0-9]+)?)$)[=+\\-@\uff1d\uff0b\uff0d\uff20]")
+
+
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows of cells as CSV. Text that would run has a ' before it; control and direction letters are escapes.
+
+    Examples:
+        >>> csv_text([["site", -0.5], ["=1+1", "-0.5"]])
+        "site,-0.5\\n'=1+1,-0.5\\n"
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([_harmless(cell) for cell in row] for row in rows)
+    return text.getvalue()
+
+
+def _harmless(cell: Any) -> Any:
+    if not isinstance(cell, str):
+        return cell
+    text = "".join(f"\\u{ord(one):04x}" if unicodedata.category(one)[0] == "C" else one for one in cell)
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file by column, without what `csv_text` put before text."""
+    with open(path, newline="", encoding="utf-8") as lines:
+        heading, *rows = [[_plain(cell) for cell in row] for row in csv.reader(lines) if row] or [[]]
+    return [dict(zip(heading, row, strict=False)) for row in rows]
+
+
+def _plain(cell: str) -> str:
+    return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
+
+
+def drop_link(path: Path) -> Path:
+    """Remove a link in the place of a file or folder that is about to be written, so that nobody's file is."""
+    if path.is_symlink():
+        path.unlink()
+    return path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from jaxfl.core import ArgumentError
+from jaxfl.privacy.composition import Curve
 
 
 def normals(rng: np.random.Generator) -> Callable[..., jax.Array]:
@@ -51,6 +53,15 @@ def refused(call: Callable[[], Any], argument: str, *words: str) -> str:
     for word in words:
         assert word in message, f"{word!r} is not in {message!r}"
     return message
+
+
+def curve_delta(curve: Curve, dp_epsilon: float) -> float:
+    """Delta of a curve at one epsilon >= 0: between points of its grid it is linear in exp(epsilon)."""
+    index = dp_epsilon / curve.step
+    left = min(int(index), len(curve.deltas) - 1)
+    right = min(left + 1, len(curve.deltas) - 1)
+    fraction = min(1.0, math.expm1((index - left) * curve.step) / math.expm1(curve.step))
+    return float(curve.deltas[left] + fraction * (curve.deltas[right] - curve.deltas[left]))
 
 
 def refusals(cases: Iterable[tuple[Callable[[], Any], str]]) -> Callable[..., None]:

@@ -35,6 +35,7 @@ FILES = [
     for p in sorted((ROOT / folder).rglob("*.py"))
     if p.parent != ROOT / "jaxfl"
 ]
+STUBS = sorted((ROOT / "jaxfl").rglob("__init__.pyi"))
 
 
 def room_of(module):
@@ -52,7 +53,7 @@ def imported_rooms(path):
             yield room_of(node.module)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+@pytest.mark.parametrize("path", [*FILES, *STUBS[1:]], ids=lambda p: str(p.relative_to(ROOT)))
 def test_imports_run_downward(path):
     own = path.relative_to(ROOT).parts[1 if path.is_relative_to(ROOT / "jaxfl") else 0]
     for room in imported_rooms(path):
@@ -96,15 +97,26 @@ def test_what_is_not_needed_is_not_loaded(code, slow):
 
 def test_a_name_stands_for_what_is_exported_though_a_module_has_it_too():
     for package in (jaxfl, jaxfl.core, jaxfl.privacy, importlib.import_module("jaxfl.privacy.tracking")):
-        rooms = {name for name in package.__all__ if ismodule(getattr(package, name))}
+        rooms = {name for name in dir(package) if ismodule(getattr(package, name))}
         assert rooms <= ({*FLOORS} if package is jaxfl else set())
-        assert {*package.__all__} <= {*dir(package)}
     assert jaxfl.core.algorithm.__name__ == "algorithm"
     assert jaxfl.privacy.statements.__module__ == "jaxfl.privacy.gossip.accounting"
-    with pytest.raises(AttributeError, match="module 'jaxfl' has no attribute 'd_pgsd'"):
+    with pytest.raises(AttributeError, match=r"module 'jaxfl' has no attribute 'd_pgsd'.* mean d_psgd"):
         _ = getattr(jaxfl, "d_pgsd")  # noqa: B009
 
 
+@pytest.mark.parametrize("stub", STUBS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_stub_is_the_one_list_of_a_packages_names(stub):
+    """What is written in another form would be seen by type checkers only."""
+    imports = [node for node in ast.parse(stub.read_text()).body if isinstance(node, ast.ImportFrom)]
+    names = [alias.name for node in imports for alias in node.names]
+    package = importlib.import_module(".".join(stub.relative_to(ROOT).parts[:-1]))
+    listed = vars(package)["__all__"]
+    assert listed == sorted(names)
+    assert [name for name in dir(package) if not name.startswith("_")] == listed
+    assert all(getattr(package, name) is not None for name in listed)
+
+
 def test_every_constructor_of_the_registry_is_at_the_top():
-    at_top = [getattr(jaxfl, name) for name in jaxfl.__all__]
+    at_top = [getattr(jaxfl, name) for name in dir(jaxfl)]
     assert [name for name, row in REGISTRY.items() if row.constructor not in at_top] == []

@@ -53,6 +53,8 @@ def test_the_wheel_is_one_package_with_its_types_version_and_experiments(install
     (metadata,) = (name for name in names if name.endswith(".dist-info"))
     assert names == {"jaxfl", metadata}
     assert (site / "jaxfl" / "py.typed").exists()
+    stubs, ours = ({path.relative_to(folder) for path in folder.rglob("jaxfl/**/*.pyi")} for folder in (site, ROOT))
+    assert stubs == ours
     files = [path.relative_to(site / "jaxfl" / "experiments") for path in (site / "jaxfl" / "experiments").rglob("*.*")]
     assert {path.suffix for path in files} == {".py"}
     assert {path.parts[0] for path in files if len(path.parts) > 1} == {*EXPERIMENTS}

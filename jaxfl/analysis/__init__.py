@@ -1,5 +1,5 @@
 """Looking at what was learned: pictures of runs and of data."""
 
-from jaxfl.analysis.plots import plot_run
+from jaxfl.on_use import import_on_use
 
-__all__ = ["plot_run"]
+import_on_use(__name__)

@@ -13,20 +13,7 @@ import numpy as np
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.graphs.graph import Graph
-from jaxfl.graphs.validation import require_strongly_connected, sums_to_one, unreachable_pair
-
-
-def is_strongly_connected_over_period(graph: Graph) -> bool:
-    """True where the union of the edges of one period is strongly connected.
-
-    Examples:
-        >>> from jaxfl.graphs import exponential, from_matrix
-        >>> is_strongly_connected_over_period(exponential(8))
-        True
-        >>> is_strongly_connected_over_period(from_matrix([[1.0, 0.0], [0.0, 1.0]]))
-        False
-    """
-    return unreachable_pair(graph) is None
+from jaxfl.graphs.validation import require_strongly_connected, sums_to_one
 
 
 def spectral_gap(graph: Graph) -> float:

@@ -156,17 +156,6 @@ def assumption_1(pair: TrackingPair) -> list[Condition]:
     return _conditions("Assumption 1", *((f"{name} >= 1", len(roots), 1) for name, roots in root_sets.items()))
 
 
-def lemma_2(pair: TrackingPair, steps: StepSizes, *, smoothness: float) -> list[Condition]:
-    """Assumption 1 and the bounds on step sizes; those on alpha_K and beta_K are also Lemma 1's.
-
-    Where Assumption 1 fails, the other conditions are not defined and are left out, as in `assumption_4` and `_5`.
-
-    Raises:
-        ArgumentError: unusable weights, fewer than two agents, or a number out of range.
-    """
-    return _step_size_conditions("Lemma 2", pair, steps, smoothness)
-
-
 def assumption_4(
     pair: TrackingPair, steps: StepSizes, exponents: PolynomialExponents, *, smoothness: float
 ) -> list[Condition]:

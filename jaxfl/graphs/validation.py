@@ -30,11 +30,6 @@ def require_column_stochastic(graph: Graph) -> None:
     _require_sums(graph, "column", "columns must sum to 1")
 
 
-def require_row_stochastic(graph: Graph) -> None:
-    """Refuse a graph unless every row of every P^k sums to 1: then equal values stay equal."""
-    _require_sums(graph, "row", "rows must sum to 1")
-
-
 def require_doubly_stochastic(graph: Graph) -> None:
     """Refuse a graph unless rows and columns of every P^k sum to 1: then mixing keeps the mean, as gossip needs."""
     for line in ("row", "column"):

@@ -107,15 +107,6 @@ def curve_epsilon(curve: Curve, dp_delta: float | np.ndarray) -> np.ndarray:
     return np.where(after == 0, 0.0, np.where(after == len(curve.deltas), np.inf, inside))
 
 
-def curve_delta(curve: Curve, dp_epsilon: float) -> float:
-    """An upper bound on delta at one epsilon >= 0."""
-    index = dp_epsilon / curve.step
-    left = min(int(index), len(curve.deltas) - 1)
-    right = min(left + 1, len(curve.deltas) - 1)
-    fraction = min(1.0, math.expm1((index - left) * curve.step) / math.expm1(curve.step))
-    return float(curve.deltas[left] + fraction * (curve.deltas[right] - curve.deltas[left]))
-
-
 def _window(p: np.ndarray, num_times: int) -> tuple[int, int]:
     """First and last index of the sum of `num_times` draws from p that matter, by Chernoff's bound."""
     lowest, highest = 0, (len(p) - 1) * num_times

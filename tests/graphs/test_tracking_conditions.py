@@ -14,7 +14,6 @@ from jaxfl.graphs.tracking_conditions import (
     assumption_4,
     assumption_5,
     common_roots,
-    lemma_2,
     step_size_bounds,
     theorem_4,
     theorem_5,
@@ -244,7 +243,6 @@ def test_rest_is_left_out_where_the_graphs_have_no_common_root():
     pair = TrackingPair(LINE.state_weights, LINE.state_weights)
     bases = ExponentialBases(state_noise=0.9, tracker_noise=0.9, num_samples=1.2)
     for conditions in (
-        lemma_2(pair, S1, smoothness=1.0),
         assumption_4(pair, S1, exponents(0.1, 0.1), smoothness=1.0),
         assumption_5(pair, S2, bases, smoothness=1.0),
     ):
@@ -271,12 +269,12 @@ test_refusals = refusals(
     [
         (lambda: common_roots(TrackingPair(RING.state_weights, LINE.tracker_weights)), "pair"),
         (lambda: theorem_4(RING, StepSizes(0.0, 0.1, 0.1), exponents(0.1, 0.1)), "state_mixing"),
-        (lambda: lemma_2(RING, S1, smoothness=0.0), "smoothness"),
+        (lambda: assumption_4(RING, S1, exponents(0.1, 0.1), smoothness=0.0), "smoothness"),
         (
             lambda: assumption_5(RING, S2, ExponentialBases(0.9, 0.9), smoothness=1.0, gradient_dominance=-1.0),
             "gradient_dominance",
         ),
-        (lambda: lemma_2(ONE, S1, smoothness=1.0), "pair"),
+        (lambda: assumption_4(ONE, S1, exponents(0.1, 0.1), smoothness=1.0), "pair"),
         (lambda: step_size_bounds(APART, smoothness=1.0), "pair"),
     ]
 )

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.integrate
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+from helpers import curve_delta
 from scipy.stats import norm
 
 from jaxfl.privacy import composition
@@ -66,7 +67,7 @@ def test_one_release_of_each_pair_against_integration(q, shift):
     ):
         curve = composed(losses, 1)
         for dp_epsilon in (0.0, 0.02, 0.3, 1.0, 2.5):
-            exact, found = hockey_stick(upper, lower, dp_epsilon), composition.curve_delta(curve, dp_epsilon)
+            exact, found = hockey_stick(upper, lower, dp_epsilon), curve_delta(curve, dp_epsilon)
             assert exact - 1e-9 <= found <= exact * (1 + 1e-3) + 1e-6
 
 
@@ -79,7 +80,7 @@ def test_replaced_bounds_a_fixed_size_batch(others):
     upper = (1 - q) * drawn_not + q * norm.pdf(X, 1 / noise)
     lower = (1 - q) * drawn_not + q * norm.pdf(X, -1 / noise)
     for dp_epsilon in (0.0, 0.1, 0.5, 1.0):
-        assert hockey_stick(upper, lower, dp_epsilon) <= composition.curve_delta(curve, dp_epsilon) + 1e-9
+        assert hockey_stick(upper, lower, dp_epsilon) <= curve_delta(curve, dp_epsilon) + 1e-9
 
 
 def test_replaced_bounds_a_batch_that_repeats_samples():
@@ -93,9 +94,7 @@ def test_replaced_bounds_a_batch_that_repeats_samples():
         return sum(p * norm.pdf(X, m / noise) for p, m in zip([0.64, *chances], means, strict=True))
 
     for dp_epsilon in (0.0, 0.1, 0.5, 1.0):
-        assert (
-            hockey_stick(release(1.0), release(-1.0), dp_epsilon) <= composition.curve_delta(curve, dp_epsilon) + 1e-9
-        )
+        assert hockey_stick(release(1.0), release(-1.0), dp_epsilon) <= curve_delta(curve, dp_epsilon) + 1e-9
 
 
 def test_a_coarse_grid_overstates_epsilon():
@@ -116,10 +115,10 @@ def test_a_coarse_grid_overstates_epsilon():
 def test_an_infinite_loss_stays():
     losses = composition.Losses(0.1, -1, np.array([0.4, 0.2, 0.399]), infinite=1e-3)
     curve = composed(losses, 2)
-    assert composition.curve_delta(curve, 50.0) == pytest.approx(1 - 0.999**2, rel=1e-9)
+    assert curve_delta(curve, 50.0) == pytest.approx(1 - 0.999**2, rel=1e-9)
     # By hand at epsilon 0.1: only 0.1 + 0.1 lies above.
     expected = 1 - 0.999**2 + 0.399**2 * (1 - math.exp(0.1 - 0.2))
-    assert composition.curve_delta(curve, 0.1) == pytest.approx(expected, rel=1e-9)
+    assert curve_delta(curve, 0.1) == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_grid_that_is_too_large_is_made_coarser():
@@ -132,6 +131,6 @@ def test_the_curve_is_exact_between_grid_points():
     curve = composed(pairs.sampled(0.1, 1.0, 0.05)[0], 3)
     deltas = np.array([3e-2, 1e-3, 1e-5])
     for dp_delta, dp_epsilon in zip(deltas, composition.curve_epsilon(curve, deltas), strict=True):
-        assert composition.curve_delta(curve, float(dp_epsilon)) == pytest.approx(dp_delta, rel=1e-9)
+        assert curve_delta(curve, float(dp_epsilon)) == pytest.approx(dp_delta, rel=1e-9)
     assert float(composition.curve_epsilon(curve, 0.9)) == 0.0
     assert float(composition.curve_epsilon(curve, 1e-17)) == math.inf

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers import curve_delta
 from scipy.stats import norm
 
 from jaxfl.privacy import composition
@@ -48,7 +49,7 @@ def test_no_two_samples_are_told_apart_better_in_two_dimensions():
         for dp_epsilon in (-0.5, 0.0, 0.2, 0.7, 1.3):
             exact = cell * np.maximum(upper - math.exp(dp_epsilon) * lower, 0.0).sum()
             # Below 0 the curve follows from the other direction, which is the same.
-            bound = composition.curve_delta(curve, abs(dp_epsilon))
+            bound = curve_delta(curve, abs(dp_epsilon))
             if dp_epsilon < 0:
                 bound = 1 - math.exp(dp_epsilon) + math.exp(dp_epsilon) * bound
             assert exact <= bound + 3e-5
@@ -56,7 +57,7 @@ def test_no_two_samples_are_told_apart_better_in_two_dimensions():
                 closest = max(closest, exact / bound)
     assert closest > 0.995
     worst = cell * np.maximum(densities[0] - math.exp(0.7) * densities[1], 0.0).sum()
-    assert worst > 1.5 * composition.curve_delta(halved, 0.7)
+    assert worst > 1.5 * curve_delta(halved, 0.7)
 
 
 def test_no_sample_chosen_after_the_first_release_is_told_apart_better():
@@ -80,7 +81,7 @@ def test_no_sample_chosen_after_the_first_release_is_told_apart_better():
             joint.append(density(first[which])[:, None] * second[regions])
         for dp_epsilon in (0.0, 0.3, 1.0):
             exact = cell * np.maximum(joint[0] - math.exp(dp_epsilon) * joint[1], 0.0).sum()
-            bound = composition.curve_delta(curve, dp_epsilon)
+            bound = curve_delta(curve, dp_epsilon)
             assert exact <= bound + 3e-5
             closest = max(closest, exact / bound)
     assert closest > 0.99

@@ -237,9 +237,5 @@ test_of_tracking = refusals(
         (lambda: tracking.quantization_deltas(MOVES, quantization_step=0.0), "quantization_step"),
         (lambda: tracking.cumulative_delta_curve(np.array([0.5, 1.5])), "deltas"),
         (lambda: tracking.cumulative_delta_curve(np.zeros(2), composition="max"), "composition"),
-        (lambda: tracking.exponential_budget_turning_point(1.0), "base"),
-        (lambda: tracking.exponential_budget(10, -1.0), "base"),
-        (lambda: tracking.polynomial_budget(10, 0.0), "exponent"),
-        (lambda: tracking.polynomial_budget(-3, 0.5), "num_iterations"),
     ]
 )

@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers import curve_delta
 from scipy.stats import norm
 
 from jaxfl.privacy import composition, stored_gradients
@@ -56,7 +57,7 @@ def test_no_pair_of_gradients_is_told_from_none_better(q, z):
     for dp_epsilon in (0.0, 0.05, 0.3, 1.0):
         for curve, turned in ((forward, False), (backward, True)):
             exact = [hockey_stick(*((without, p) if turned else (p, without)), dp_epsilon) for p in densities]
-            bound = composition.curve_delta(curve, dp_epsilon)
+            bound = curve_delta(curve, dp_epsilon)
             assert max(exact) <= bound + 3e-6  # of the integration
             if bound > 1e-3:
                 assert max(exact) > 0.93 * bound, "no looser than its cells and its grid"
@@ -71,7 +72,7 @@ def test_no_two_samples_are_told_apart_better(q, z):
     closest = 0.0
     for upper, lower in itertools.permutations(densities[::2], 2):
         for dp_epsilon in (0.1, 0.8, 2.0):
-            exact, bound = hockey_stick(upper, lower, dp_epsilon), composition.curve_delta(curve, dp_epsilon)
+            exact, bound = hockey_stick(upper, lower, dp_epsilon), curve_delta(curve, dp_epsilon)
             assert exact <= bound + 1e-9
             closest = max(closest, exact / bound)
     assert closest > 0.93
@@ -88,7 +89,7 @@ def test_rounding_that_moves_both_means_is_counted():
         for dp_epsilon, turned in itertools.product((0.05, 0.5, 1.5), (False, True)):
             exact = hockey_stick(*((nothing, release) if turned else (release, nothing)), dp_epsilon)
             curves_of = counted[turned], ignored[turned]
-            bounds = [composition.curve_delta(curve, dp_epsilon) for curve in curves_of if curve is not None]
+            bounds = [curve_delta(curve, dp_epsilon) for curve in curves_of if curve is not None]
             assert exact <= bounds[0] + 3e-6
             exceeded = max(exceeded, exact / (bounds[1] + 1e-4))
     assert exceeded > 1.2
@@ -150,7 +151,7 @@ def test_adaptive_rounds_with_hidden_draws(num_rounds):
         for dp_epsilon in (0.2, 0.7, 1.5):
             for way, curve in enumerate((forward, backward)):
                 exact = hockey_stick(*((upper, lower) if way == 0 else (lower, upper)), dp_epsilon, cell)
-                bound = composition.curve_delta(curve, dp_epsilon)
+                bound = curve_delta(curve, dp_epsilon)
                 assert exact <= bound + 1e-6
                 closest[way] = max(closest[way], exact / bound)
         others.append(upper)
@@ -158,8 +159,8 @@ def test_adaptive_rounds_with_hidden_draws(num_rounds):
     two_samples = pairs_of if num_rounds == 2 else [pairs_of[k] for k in generator.choice(len(pairs_of), 40)]
     for (first, second), dp_epsilon in itertools.product(two_samples, (0.2, 1.5)):
         exact = hockey_stick(others[first], others[second], dp_epsilon, cell)
-        assert exact <= composition.curve_delta(exchanged, dp_epsilon) + 1e-6
-        apart = max(apart, exact / composition.curve_delta(exchanged, dp_epsilon))
+        assert exact <= curve_delta(exchanged, dp_epsilon) + 1e-6
+        apart = max(apart, exact / curve_delta(exchanged, dp_epsilon))
     assert min(closest) > 0.85, "a bound 15 % lower is refuted"
     assert apart > (0.85 if num_rounds == 2 else 0.5)
 

@@ -1,13 +1,12 @@
-"""PrivSGP and PrivSGP-VR: the noise, iterations and utility that their paper states.
+"""PrivSGP and PrivSGP-VR: the noise and iterations that their paper states.
 
 Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
-Bounds", IJCAI 2024, arXiv:2405.02638, equations (10) to (13). With A = 13 F0 + 6 L |x0|^2 + 18 L b2, in the symbols of
+Bounds", IJCAI 2024, arXiv:2405.02638, equations (10) to (12). With A = 13 F0 + 6 L |x0|^2 + 18 L b2, in the symbols of
 `ProblemConstants`:
 
     (10)  mean squared gradient <= (A + 24 L d mean(sigma_i^2)) / sqrt(n K)
     (11)  sigma_i = 3 c2 G sqrt(K log(1/delta_i)) / (J eps_i)
     (12)  K = A J^2 n / (216 L d c2^2 G^2 sum_i log(1/delta_i) / eps_i^2)
-    (13)  (10) at that K = 12 c2 G sqrt(6 L d A sum_i log(1/delta_i) / eps_i^2) / (n J)
 
 Does not claim: that (11) gives the epsilon it names. The paper does not give c2, and with the c2 that its own
 iteration counts need, gradients that never change already leak more: a stored gradient shows a sample in every release,
@@ -91,32 +90,6 @@ def optimal_iterations(
     check.positive(c2=c2)
     variance = 216 * c.smoothness * c.num_params * (c2 * c.gradient_bound) ** 2 * total
     return c.numerator * c.num_samples**2 * num_nodes / variance
-
-
-def utility_bound(
-    constants: ProblemConstants, *, noise_std: float | Sequence[float], num_rounds: float, num_nodes: int
-) -> float:
-    """Equation (10): bound on the squared gradient, averaged over rounds and nodes, for a large enough K."""
-    check.positive(num_rounds=num_rounds)
-    check.per_node(num_nodes, noise_std=noise_std)
-    mean_variance = float(np.mean(np.square(np.asarray(noise_std, np.float64))))
-    noise = 24 * constants.smoothness * constants.num_params * mean_variance
-    return (constants.numerator + noise) / math.sqrt(num_nodes * num_rounds)
-
-
-def optimal_utility_bound(
-    constants: ProblemConstants,
-    *,
-    dp_epsilon: float | Sequence[float],
-    dp_delta: float | Sequence[float],
-    c2: float = C2_OF_THE_PAPER,
-    num_nodes: int,
-) -> float:
-    """Equation (13): the bound (10) at the iterations of (12) with the noise of (11)."""
-    c, total = constants, _sum_over_nodes(dp_epsilon, dp_delta, num_nodes)
-    check.positive(c2=c2)
-    root = math.sqrt(6 * c.smoothness * c.num_params * c.numerator * total)
-    return 12 * c2 * c.gradient_bound * root / (num_nodes * c.num_samples)
 
 
 def _sum_over_nodes(dp_epsilon: float | Sequence[float], dp_delta: float | Sequence[float], num_nodes: int) -> float:

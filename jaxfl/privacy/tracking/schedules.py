@@ -1,8 +1,8 @@
-"""The schedules of gradient tracking with Laplace noise, and how their budgets shrink with the number of iterations.
+"""The schedules of gradient tracking with Laplace noise.
 
 References:
     J. Chen, J. Wang, J.-F. Zhang, "Differentially Private Gradient-Tracking-Based Distributed Stochastic Optimization
-    over Directed Graphs": Schemes (S1) and (S2), Remark 23.
+    over Directed Graphs": Schemes (S1) and (S2).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
-from jaxfl.core import ArgumentError, check
+from jaxfl.core import check
 
 PerNode = float | np.ndarray  # () or (n,)
 
@@ -149,66 +148,3 @@ def paper_schedule(scheme: str, num_iterations: int, num_agents: int) -> Trackin
             num_iterations, state_noise_exponent=noise, tracker_noise_exponent=noise, horizon_offset=0
         )
     return exponential_schedule(num_iterations, state_noise_base=noise, tracker_noise_base=noise)
-
-
-def polynomial_budget(num_iterations: float | np.ndarray, exponent: float) -> np.ndarray:
-    """psi_1(K) = ln(K + 2) / (K + 1)^exponent of Remark 23: how Scheme (S1)'s budget shrinks with K (Theorem 4).
-
-    Epsilon is at most a constant times it.
-
-    Args:
-        num_iterations: K, of any shape, at least 0.
-        exponent: positive.
-
-    Raises:
-        ArgumentError: a number out of range.
-    """
-    check.non_negative(num_iterations=num_iterations)
-    check.positive(exponent=exponent)
-    return np.log(np.add(num_iterations, 2.0)) / np.add(num_iterations, 1.0) ** exponent
-
-
-def polynomial_budget_turning_point(exponent: float) -> float:
-    """The t >= 0 from which `polynomial_budget` decreases: t + 1 = exponent (t + 2) ln(t + 2), or 0.
-
-    It is infinite where it exceeds float64, for exponents below 1 / 709. Raises ArgumentError as `polynomial_budget`.
-
-    Examples:
-        >>> round(polynomial_budget_turning_point(0.22), 4)
-        87.5404
-    """
-    check.positive(exponent=exponent)
-    inverse = 1 / exponent  # with u = ln(t + 2): exponent u = 1 - exp(-u), which Lambert's W solves
-    if inverse > math.log(np.finfo(float).max):
-        return math.inf
-    return max(0.0, math.exp(inverse + scipy.special.lambertw(-inverse * math.exp(-inverse)).real) - 2)
-
-
-def exponential_budget(num_iterations: float | np.ndarray, base: float) -> np.ndarray:
-    """psi_2(K) = K / base^K of Remark 23: how Scheme (S2)'s budget shrinks with K (Theorem 5), base p_m times p.
-
-    Epsilon is at most a constant times it.
-
-    Args:
-        num_iterations: K, of any shape, at least 0.
-        base: positive; the budget shrinks only if it is above 1.
-
-    Raises:
-        ArgumentError: a number out of range.
-    """
-    check.non_negative(num_iterations=num_iterations)
-    check.positive(base=base)
-    return num_iterations / np.power(float(base), num_iterations)
-
-
-def exponential_budget_turning_point(base: float) -> float:
-    """The t from which `exponential_budget` decreases, 1 / ln(base); ArgumentError for a base that is not above 1.
-
-    Examples:
-        >>> round(exponential_budget_turning_point(1.0016), 4)
-        625.4999
-    """
-    check.positive(base=base)
-    if base <= 1:
-        raise ArgumentError("base", "must be above 1", f"got {base}", "Pass a larger one: else it never decreases.")
-    return 1 / math.log(base)

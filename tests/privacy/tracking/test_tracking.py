@@ -193,25 +193,3 @@ def test_agents_together_are_as_each_alone():
             for pair in ((together, agents), (alone, agent))
         )
         np.testing.assert_allclose(both[node], one, rtol=1e-12)
-
-
-def test_turning_points_of_remark_23():
-    np.testing.assert_allclose(tracking.polynomial_budget_turning_point(0.22), 87.5404, atol=1e-4)
-    np.testing.assert_allclose(tracking.exponential_budget_turning_point(1.0016), 625.49987, atol=1e-4)
-    assert tracking.polynomial_budget_turning_point(0.8) == 0
-    assert tracking.polynomial_budget_turning_point(1e-4) == np.inf
-
-
-@pytest.mark.parametrize("exponent", [0.1, 0.22, 0.5, 0.8])
-def test_polynomial_budget_decreases_from_its_turning_point(exponent):
-    start = tracking.polynomial_budget_turning_point(exponent)
-    after = tracking.polynomial_budget(start + np.linspace(0, 3 * start + 10, 50), exponent)
-    assert (np.diff(after) < 0).all()
-    if start:
-        assert (np.diff(tracking.polynomial_budget(np.linspace(0, start, 50), exponent)) > 0).all()
-
-
-def test_exponential_budget_decreases_from_its_turning_point():
-    start = tracking.exponential_budget_turning_point(1.002 * 0.9996)
-    assert (np.diff(tracking.exponential_budget(np.linspace(start, 3 * start, 50), 1.002 * 0.9996)) < 0).all()
-    assert (np.diff(tracking.exponential_budget(np.linspace(0, start, 50), 1.002 * 0.9996)) > 0).all()

@@ -1,0 +1,1 @@
+from jaxfl.analysis.plots import plot_run as plot_run

@@ -1,0 +1,17 @@
+from jaxfl.data.held_out import hold_out as hold_out
+from jaxfl.data.partition import by_owner as by_owner
+from jaxfl.data.partition import dirichlet as dirichlet
+from jaxfl.data.partition import few_classes as few_classes
+from jaxfl.data.partition import iid as iid
+from jaxfl.data.partition import label_counts as label_counts
+from jaxfl.data.partition import label_shards as label_shards
+from jaxfl.data.partition import whole_writers as whole_writers
+from jaxfl.data.pool import federate as federate
+from jaxfl.data.pool import partition_dataset as partition_dataset
+from jaxfl.data.sources import Dataset as Dataset
+from jaxfl.data.sources import from_arrays as from_arrays
+from jaxfl.data.sources import load as load
+from jaxfl.data.subset import only_classes as only_classes
+from jaxfl.data.subset import shrunk as shrunk
+from jaxfl.data.subset import subset as subset
+from jaxfl.data.tables import load_file as load_file

@@ -1,0 +1,13 @@
+from jaxfl.gradients.estimator import GradientEstimator as GradientEstimator
+from jaxfl.gradients.estimator import mini_batch as mini_batch
+from jaxfl.gradients.saga import SagaDraws as SagaDraws
+from jaxfl.gradients.saga import SagaState as SagaState
+from jaxfl.gradients.saga import saga as saga
+from jaxfl.gradients.saga import table_bytes as table_bytes
+from jaxfl.gradients.samplers import Batch as Batch
+from jaxfl.gradients.samplers import Sampler as Sampler
+from jaxfl.gradients.samplers import fixed as fixed
+from jaxfl.gradients.samplers import poisson as poisson
+from jaxfl.gradients.samplers import poisson_capacity as poisson_capacity
+from jaxfl.gradients.samplers import uniform as uniform
+from jaxfl.gradients.zero_order import zero_order as zero_order

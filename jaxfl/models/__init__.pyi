@@ -1,0 +1,11 @@
+from jaxfl.models.classification import Model as Model
+from jaxfl.models.classification import binary_classification as binary_classification
+from jaxfl.models.classification import classification as classification
+from jaxfl.models.classification import sequential as sequential
+from jaxfl.models.networks import cnn as cnn
+from jaxfl.models.networks import dzofl_cnn as dzofl_cnn
+from jaxfl.models.networks import lenet as lenet
+from jaxfl.models.networks import mlp as mlp
+from jaxfl.models.resnet import resnet18 as resnet18
+from jaxfl.models.resnet import resnet20 as resnet20
+from jaxfl.models.text import bilstm_classifier as bilstm_classifier

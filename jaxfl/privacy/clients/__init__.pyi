@@ -1,0 +1,15 @@
+from jaxfl.privacy.clients.accounting import WITHOUT_NOISE as WITHOUT_NOISE
+from jaxfl.privacy.clients.accounting import ClientRelease as ClientRelease
+from jaxfl.privacy.clients.accounting import calibrate_noise_multiplier as calibrate_noise_multiplier
+from jaxfl.privacy.clients.accounting import epsilon as epsilon
+from jaxfl.privacy.clients.accounting import max_iterations as max_iterations
+from jaxfl.privacy.clients.accounting import statements as statements
+from jaxfl.privacy.clients.client_level import UpdateRelease as UpdateRelease
+from jaxfl.privacy.clients.client_level import client_level_epsilon as client_level_epsilon
+from jaxfl.privacy.clients.client_level import client_level_statements as client_level_statements
+from jaxfl.privacy.clients.client_level import client_noise_multiplier as client_noise_multiplier
+from jaxfl.privacy.clients.local_iterations import ORDERS as ORDERS
+from jaxfl.privacy.clients.local_iterations import local_iterations_epsilon as local_iterations_epsilon
+from jaxfl.privacy.clients.local_iterations import renyi_divergences as renyi_divergences
+from jaxfl.privacy.clients.sampled_releases import SampledReleases as SampledReleases
+from jaxfl.privacy.clients.sampled_releases import sampled_epsilon as sampled_epsilon

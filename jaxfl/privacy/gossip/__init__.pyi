@@ -1,0 +1,16 @@
+from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER as C2_OF_THE_PAPER
+from jaxfl.privacy.gossip.accountant import Accountant as Accountant
+from jaxfl.privacy.gossip.accountant import Published as Published
+from jaxfl.privacy.gossip.accounting import calibrate_noise_std as calibrate_noise_std
+from jaxfl.privacy.gossip.accounting import epsilon as epsilon
+from jaxfl.privacy.gossip.accounting import max_rounds as max_rounds
+from jaxfl.privacy.gossip.accounting import statements as statements
+from jaxfl.privacy.gossip.compared import A_DP2_SGD as A_DP2_SGD
+from jaxfl.privacy.gossip.compared import DP2_SGD as DP2_SGD
+from jaxfl.privacy.gossip.privsgp import CIFAR10_CONSTANTS as CIFAR10_CONSTANTS
+from jaxfl.privacy.gossip.privsgp import PRIVSGP as PRIVSGP
+from jaxfl.privacy.gossip.privsgp import PRIVSGP_VR as PRIVSGP_VR
+from jaxfl.privacy.gossip.privsgp import ProblemConstants as ProblemConstants
+from jaxfl.privacy.gossip.privsgp import optimal_iterations as optimal_iterations
+from jaxfl.privacy.gossip.proven import Release as Release
+from jaxfl.privacy.gossip.proven import sensitivities as sensitivities

@@ -11,12 +11,14 @@ import csv
 import errno
 import gzip
 import io
+import itertools
 import math
 import os
 import re
 import stat
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +60,7 @@ def regular_size(path: Path) -> int:
 def read_rows(path: str, argument: str, requirement: str, remedy: str) -> Rows:
     """Read a table in a text file (UTF-8, perhaps gzip), separated by commas, semicolons, tabs or bars.
 
-    The separator is the one that gives the first row most cells; a comma, or a tab in a .tsv file, goes before others.
+    The separator gives the first two rows equally many cells, and most; a comma, or a tab in a .tsv file, goes first.
 
     Args:
         path: the file; `~` is expanded.
@@ -74,12 +76,17 @@ def read_rows(path: str, argument: str, requirement: str, remedy: str) -> Rows:
             opened = gzip.open if raw.read(2) == _GZIP_MAGIC else open
         with opened(file, "rt", newline="", encoding="utf-8-sig") as stream:
             text = stream.read()
-        first = next((line for line in io.StringIO(text, newline=None) if line.strip()), "")
+        first = list(itertools.islice(filter(str.strip, io.StringIO(text, newline=None)), 2))
+        counts = {one: [len(next(csv.reader([line], delimiter=one), [])) for line in first] for one in SEPARATORS}
         order = "\t,;|" if ".tsv" in file.name.lower() else ",;\t|"
-        separator = max(order, key=lambda one: len(next(csv.reader([first], delimiter=one), [])))
+        separator = max(
+            order, key=lambda one: (max(counts[one], default=0) > 1 and len({*counts[one]}) == 1, *counts[one])
+        )
         rows = enumerate(csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True), start=1)
         cells = [(number, row) for number, row in rows if any(map(str.strip, row))]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError as error:
+        raise ArgumentError(argument, requirement, f"{path}: {error}", "Save it as UTF-8.") from None
+    except (OSError, EOFError, zlib.error, csv.Error) as error:
         found = f"{path}: {getattr(error, 'strerror', None) or error}"
         raise ArgumentError(argument, requirement, found, remedy) from None
     if cells and cells[0][1][0].lstrip().startswith("#"):
@@ -94,13 +101,18 @@ def as_name(value: Any) -> str | None:
         >>> as_name(" Oslo "), as_name("1.0"), as_name(1), as_name("007"), as_name("1e3"), as_name("N/A")
         ('Oslo', '1', '1', '007', '1000', None)
     """
-    text = value if isinstance(value, str) else "" if value is None else str(value)
-    text = unicodedata.normalize("NFC", text).strip()
+    text = unicodedata.normalize("NFC", _text(value)).strip()
     if text.casefold() in MISSING:
         return None
     if _DIGITS.fullmatch(text.removeprefix("+")):
         return str(int(text))
     return str(int(float(text))) if _WHOLE.fullmatch(text) and abs(float(text)) <= _EXACT else text
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    return "" if value is None else str(value)
 
 
 def is_whole(name: str) -> bool:
@@ -120,10 +132,11 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 
 def refuse_alike(argument: str, names: Iterable[str], source: str) -> None:
-    """Raise for two names that differ by blanks or case only."""
+    """Raise for two names that differ by blanks, case or invisible letters only."""
     by_letters: dict[str, str] = {}
     for name in names:
-        other = by_letters.setdefault("".join(name.split()).casefold(), name)
+        seen = (one for one in name.casefold() if not one.isspace() and unicodedata.category(one)[0] != "C")
+        other = by_letters.setdefault("".join(seen), name)
         if other != name:
             found = f"{source} has {other!r} and {name!r}"
             raise ArgumentError(argument, "must differ by more than blanks and case", found, "Write one of them.")
@@ -145,22 +158,30 @@ def numbered(argument: str, values: Any, place: Callable[[int], str], source: st
         >>> numbered("sites", ["b", "a ", "b"], "row {}".format)
         Numbered(names=('a', 'b'), numbers=array([1, 0, 1]))
     """
+    if isinstance(values, np.ma.MaskedArray):
+        values = values.astype(object).filled(None)
     array = values if isinstance(values, np.ndarray) else np.array(values, object)
-    if array.ndim != 1 or array.dtype.kind not in "biufUSTO":
-        found = f"got {array.dtype} of shape {array.shape}"
-        remedy = "Pass one name a sample: of rows with a 1, for instance, .argmax(axis=1)."
+    odd = array.dtype.kind == "O" and next(
+        (one for one in array.flat if isinstance(one, Collection | np.ndarray) and not isinstance(one, str | bytes)),
+        None,
+    )
+    if array.ndim != 1 or array.dtype.kind not in "biufUSTOMm" or odd:
+        found = f"got {array.dtype} of shape {array.shape}" if not odd else f"got {odd!r:.40}"
+        remedy = "Pass a vector: .ravel() of a column, .argmax(axis=1) of rows with a single 1."
         raise ArgumentError(argument, "must be a vector of integers or text, one entry a sample", found, remedy)
-    if array.dtype.kind == "S":
-        array = np.char.decode(array, "utf-8")
-    if array.dtype.kind not in "biufU":
-        array = np.array(["" if value is None else str(value) for value in array.tolist()], np.str_)
-    distinct, first, inverse = np.unique(array, return_index=True, return_inverse=True)
-    of_values = [as_name(value) for value in distinct.tolist()]
+    if array.dtype.kind in "biuf":
+        distinct, first, inverse = np.unique(array, return_index=True, return_inverse=True)
+        spellings = list(map(str, distinct))
+    else:  # dictionaries hold text of any length without padding
+        codes: dict[str, int] = {}
+        texts = map(_text, array.astype(str).tolist() if array.dtype.kind in "Mm" else array.tolist())
+        inverse = np.array([codes.setdefault(text, len(codes)) for text in texts], np.int64)
+        first, spellings = np.unique(inverse, return_index=True)[1], list(codes)
+    of_values = list(map(as_name, spellings))
     missing = [row for row, name in zip(first.tolist(), of_values, strict=True) if name is None]
     if missing:
-        raise ArgumentError(
-            argument, "must be known for each sample", f"{place(min(missing))} has none", "Fill or drop such rows."
-        )
+        found = f"{place(min(missing))} has none"
+        raise ArgumentError(argument, "must be known for each sample", found, "Fill or drop such rows.")
     names = in_order({name for name in of_values if name is not None})
     refuse_alike(argument, names, source)
     position = {name: number for number, name in enumerate(names)}
@@ -174,8 +195,8 @@ def as_numbers(values: Sequence[Any] | np.ndarray, *, comma: bool = False) -> np
         values: (N,), numbers or text.
         comma: a comma stands before the decimals.
     """
-    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
-        return values
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biufMm":  # a date is no number
+        return values if values.dtype.kind in "biuf" else np.full(len(values), np.nan)
     texts = [text.replace(",", ".") if comma and isinstance(text, str) else text for text in values]
     try:
         return np.array(texts, np.float64)

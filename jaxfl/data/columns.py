@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import importlib
 import os
 import unicodedata
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,6 +43,11 @@ class Columns(NamedTuple):
                 "dataset", "must have the same columns in each split", f"{path} lacks {name}", "Add it."
             )
         return self.values[name]
+
+
+def column_name(text: Any) -> str:
+    """A column's name as it is compared: in Unicode's composed form, without blanks at its ends."""
+    return unicodedata.normalize("NFC", str(text)).strip()
 
 
 def is_file(dataset: str) -> bool:
@@ -84,20 +89,24 @@ def read_columns(path: str) -> dict[str, Columns]:
         if file.suffix.lower() == ".npz":
             return _of_arrays(path, file)
         table = _imported("pyarrow.parquet").ParquetFile(file).read()  # a folder's name is no column here
-        values = {name: _of_arrow(path, name, table.column(name)) for name in table.column_names}
+        values = {column_name(name): _of_arrow(table.column(name)) for name in table.column_names}
         return {"whole": Columns(values, range(2, table.num_rows + 2))}
     except ArgumentError:
         raise
-    except (OSError, zipfile.BadZipFile, ValueError, EOFError, MemoryError) as error:
-        found = f"{path}: {getattr(error, 'strerror', None) or str(error) or 'it is larger than the memory'}"
-        raise ArgumentError("dataset", _READABLE, found, "Check the path.") from None
+    except Exception as error:  # damaged archives raise nearly anything, and so does Arrow for types that NumPy lacks
+        text = getattr(error, "strerror", None) or next(iter(str(error).splitlines()), "") or type(error).__name__
+        remedy = "Store text by .astype(str)." if "allow_pickle" in text else "Check the path, and that it is whole."
+        raise ArgumentError("dataset", _READABLE, f"{path}: {text}", remedy) from None
 
 
 def _of_text(path: str) -> Columns:
     table = rules.read_rows(path, "dataset", _READABLE, "Check the path.")
     (_, heading), *rows = table.cells or [(1, [])]
-    names = [unicodedata.normalize("NFC", name).strip() or f"column {k}" for k, name in enumerate(heading, start=1)]
-    twice = next((name for name in names if names.count(name) > 1), None)
+    names = [column_name(name) or f"column {k}" for k, name in enumerate(heading, start=1)]
+    twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
+    if not rows:
+        found = f"{path} has {len(table.cells)} row"
+        raise ArgumentError("dataset", "must have a heading and a row for each sample", found, "Check the file.")
     if twice is not None:
         raise ArgumentError("dataset", "must name each column once", f"{path} has {twice!r} twice", "Rename one.")
     odd = next(((number, row) for number, row in rows if len(row) != len(names)), None)
@@ -105,7 +114,7 @@ def _of_text(path: str) -> Columns:
         separator = rules.SEPARATORS[table.separator]
         found = f"row {odd[0]} of {path} has {len(odd[1])} of {len(names)}, with the {separator} as separator"
         raise ArgumentError("dataset", "must have a value in each column", found, "Repair this row.")
-    columns = zip(*(row for _, row in rows), strict=True) if rows else [()] * len(names)
+    columns = zip(*(row for _, row in rows), strict=True)
     return Columns(dict(zip(names, columns, strict=True)), [number for number, _ in rows], table.separator)
 
 
@@ -126,26 +135,28 @@ def _of_arrays(path: str, file: Path) -> dict[str, Columns]:
     return splits
 
 
-def _of_arrow(source: str, name: str, column: Any) -> np.ndarray:
-    """A column of pyarrow: numbers and texts (N,), or lists of them in its own dtype, (N, ...)."""
+def _of_arrow(column: Any) -> np.ndarray:
+    """A column of pyarrow: numbers and texts (N,), or lists of numbers (N, ...) where all have one shape."""
+    if hasattr(column.type, "index_type") or not hasattr(column.type, "value_type"):
+        return np.array(column.to_pylist(), object) if hasattr(column.type, "index_type") else column.to_numpy()
     kind = column.type
     while hasattr(kind, "value_type"):
         kind = kind.value_type
-    if kind == column.type:
-        return column.to_numpy()
-    if hasattr(column.type, "index_type"):  # dictionary encoding: numbered values
-        return np.array(column.to_pylist(), object)
-    return _stacked(source, name, [np.array(value, kind.to_pandas_dtype()) for value in column.to_pylist()])
+    lists = column.to_pylist()
+    try:
+        array = np.array(lists)  # without a type, so that None inside stays one
+        return array if array.dtype.kind not in "biuf" else array.astype(kind.to_pandas_dtype())
+    except ValueError:  # of several lengths
+        return np.fromiter(lists, object, len(lists))
 
 
-def _stacked(source: str, name: str, values: Sequence[np.ndarray]) -> np.ndarray:
-    """Lists or images of one shape as an array (N, ...)."""
-    odd = next((row for row, value in enumerate(values) if value.shape != values[0].shape), None)
+def _images(source: str, name: str, images: Sequence[np.ndarray]) -> np.ndarray:
+    """Images of one shape as an array (N, ...)."""
+    odd = next((row for row, image in enumerate(images) if image.shape != images[0].shape), None)
     if odd is not None:
-        found = f"row {odd + 2} of {source} has {values[odd].shape} and row 2 {values[0].shape} in column {name}"
-        remedy = "Bring all images to one size and mode, and all lists to one length."
-        raise ArgumentError("dataset", "must have images, or lists, of one shape", found, remedy)
-    return np.stack(values)
+        found = f"row {odd + 2} of {source} has {images[odd].shape} and row 2 {images[0].shape} in column {name}"
+        raise ArgumentError("dataset", "must have images of one shape", found, "Bring all to one size and mode.")
+    return np.stack(images)
 
 
 def _of_hub(name: str) -> dict[str, Columns]:
@@ -167,8 +178,8 @@ def _of_hub(name: str) -> dict[str, Columns]:
 def _of_split(source: str, split: Any) -> Columns:
     table, kinds = split.with_format("arrow")[:], {name: type(kind).__name__ for name, kind in split.features.items()}
     images = {name: [np.asarray(image) for image in split[name]] for name, kind in kinds.items() if kind == "Image"}
-    values = {name: _of_arrow(source, name, table.column(name)) for name in table.column_names if name not in images}
-    values |= {name: _stacked(source, name, column) for name, column in images.items()}
+    values = {name: _of_arrow(table.column(name)) for name in table.column_names if name not in images}
+    values |= {name: _images(source, name, column) for name, column in images.items()}
     classes = {name: split.features[name].names for name, kind in kinds.items() if kind == "ClassLabel"}
     return Columns(values, range(2, len(split) + 2), class_names=classes)
 

@@ -36,7 +36,7 @@ def held_places(count: int, share: float) -> npt.NDArray[np.bool_]:
         >>> held_places(4, 0.25).tolist(), bool((held_places(9, 0.25) == held_places(12, 0.25)[:9]).all())
         ([False, True, False, False], True)
     """
-    stops = np.ceil(np.arange(1, int(count * share) + 3) / share).astype(np.int64)
+    stops = np.minimum(np.ceil(np.arange(1, int(count * share) + 3) / share), 2.0**60).astype(np.int64)
     first, lengths = stops[:-1], np.diff(stops)
     drawn = generator_of(0, Stream.HELD_OUT).random(len(first))
     places = np.concatenate([[1], first + np.floor(drawn * lengths).astype(np.int64)])

@@ -154,7 +154,7 @@ def from_arrays(
         remedy = "Prepare both with the same code."
         raise ArgumentError("test_inputs", "must have the sample shape and dtype of train_inputs", found, remedy)
     class_names, writer_names = None, None
-    if np.asarray(train_labels).dtype.kind in "UO":
+    if np.array(np.asarray(train_labels).tolist()).dtype.kind in "UO":  # an array of objects may hold integers
         both = numbered("train_labels", [*train_labels, *test_labels], "label {} of train and test".format)
         class_names, train_labels, test_labels = both.names, *np.split(both.numbers, [len(train_labels)])
     if np.asarray(train_writers).dtype.kind in "UO" and train_writers is not None:
@@ -195,6 +195,10 @@ def _input_array(argument: str, inputs: Any) -> np.ndarray:
 def _label_array(argument: str, labels: Any, num_samples: int) -> np.ndarray:
     """`labels` as an integer vector of the right length."""
     array = np.asarray(labels)
+    array = np.array(array.tolist()) if array.dtype.kind == "O" else array
+    if array.dtype.kind in "iu" and array.size and max(abs(int(array.min())), int(array.max())) >= 2**31:
+        found = f"got values from {array.min()} to {array.max()}"
+        raise ArgumentError(argument, "must fit into int32", found, "Number them from 0, or pass text.")
     check.integers(**{argument: array})
     if len(array) != num_samples:
         what = argument.removeprefix("train_").removeprefix("test_")

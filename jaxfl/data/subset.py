@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.core.tables import as_name
+from jaxfl.core.tables import as_name, refuse_alike
 from jaxfl.data.sources import Dataset
 
 
@@ -70,11 +70,12 @@ def only_classes(dataset: Dataset, classes: Sequence[int | str] | None) -> Datas
     """
     if classes is None:
         return dataset
-    names = [as_name(label) or "" for label in classes]
+    known = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
+    names = [str(label) if str(label) in known else as_name(label) or "" for label in classes]
+    refuse_alike("classes", dict.fromkeys(names), "it")
     if len(names) < 2 or len(set(names)) < len(names):
         text = " ".join(names) or "none"
         raise ArgumentError("classes", "must be at least two, each once", f"got {text}", "Pass for example 0 1.")
-    known = dataset.class_names or tuple(map(str, range(dataset.num_classes)))
     unknown = [name for name in names if name not in known]
     if len(unknown) > (dataset.class_names is not None and len(names) > 2):
         shown = " ".join(known[:12]) + (" ..." if len(known) > 12 else "")

@@ -20,6 +20,7 @@ Each sample is taken by itself: whether it tests follows from its place within i
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.core import tables as rules
-from jaxfl.data.columns import Columns, has_columns, read_columns
+from jaxfl.data.columns import Columns, column_name, has_columns, read_columns
 from jaxfl.data.held_out import held_names, held_places
 from jaxfl.data.sources import Dataset, Reading, from_arrays
 
@@ -36,7 +37,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def load_file(
-    path: str,
+    path: str | os.PathLike[str],
     *,
     label_column: str = "label",
     site_column: str | None = None,
@@ -78,13 +79,14 @@ def load_file(
         ((48, 1), (12, 1), ('0', '1', '2'), ('A', 'B'))
     """
     check.open_unit(test_split=test_split)
+    path = os.fspath(path)
     splits = read_columns(path)
     first = next(iter(splits.values()))
     roles: dict[str, str | None] = {"label": label_column, "site": site_column, "id": id_column}
     if not has_columns(path):  # arrays have fixed names
         roles, input_columns, drop_columns = {role: f"{role}s" for role in roles if f"{role}s" in first.values}, (), ()
-    taken = {role: name for role, name in roles.items() if name is not None}
-    names = _input_names(path, first, taken, tuple(input_columns), tuple(drop_columns))
+    taken = {role: column_name(name) for role, name in roles.items() if name is not None}
+    names = _input_names(path, first, taken, *(tuple(map(column_name, each)) for each in (input_columns, drop_columns)))
     inputs = [_inputs(path, table, names) for table in splits.values()]
     named = [
         {
@@ -112,9 +114,13 @@ def load_file(
         tests, how = _tests(path, len(labels[0]), sites, named[0].get("id"), test_split)
         inputs, labels = [inputs[0][~tests], inputs[0][tests]], [labels[0][~tests], labels[0][tests]]
         sites = None if sites is None else sites._replace(numbers=sites.numbers[~tests])
+        if not tests.any():
+            found = f"{path} has {num_samples} samples, and none of them tests"
+            raise ArgumentError("dataset", f"must have a sample to test ({how})", found, "Take more samples.")
     writers = None if sites is None else sites.numbers
     options: dict[str, Any] = {"num_classes": len(order), "name": path, "train_writers": writers}
-    left_out = tuple(name for name in first.values if name not in (*names, *taken.values()))
+    used = {*names, *taken.values()}
+    left_out = tuple(name for name in first.values if name not in used)
     return from_arrays(inputs[0], labels[0], inputs[1], labels[1], **options)._replace(
         writer_names=None if sites is None else sites.names,
         class_names=tuple(class_names),
@@ -123,7 +129,7 @@ def load_file(
 
 
 def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float, ...]:
-    """Read a number above 0 for each site from a table of two columns: a heading, then a site's name and its number.
+    """Read a number above 0 for each site from a table of two columns, perhaps with a heading: its name and its number.
 
     Args:
         path: the file; `~` is expanded.
@@ -136,10 +142,11 @@ def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float,
     Raises:
         ArgumentError: the file cannot be read, or a site has no row, several rows, or no number above 0.
     """
-    requirement, form = "must be a .csv file with a site and its number a row", "Write a heading, then Oslo,2.5 a row."
+    requirement, form = "must be a .csv file with a site and its number a row", "Write Oslo,2.5 in a row, for example."
     table = rules.read_rows(path, argument, requirement, form)
     numbers: dict[str, float] = {}
-    for _, row in table.cells[1:]:
+    has_heading = table.cells and rules.as_name(table.cells[0][1][0]) not in names
+    for _, row in table.cells[1:] if has_heading else table.cells:
         if len(row) != 2:
             raise ArgumentError(argument, requirement, f"{path} has a row of {len(row)}: {', '.join(row)[:80]}", form)
         name = rules.as_name(row[0]) or "no name"
@@ -164,37 +171,36 @@ def _input_names(
     """The columns that are inputs; refuses unknown names, and columns that may number the rows."""
     wanted = [(f"{role}_column", name) for role, name in taken.items()]
     wanted += [("drop_columns", name) for name in dropped] + [("input_columns", name) for name in inputs]
-    for number, (argument, name) in enumerate(wanted):
+    seen = set()
+    for argument, name in wanted:
         if name not in table.values:
             known = [*table.values] if len(table.values) <= 9 else [*[*table.values][:4], "...", *[*table.values][-4:]]
             found = f"{path} has {', '.join(known)}"
             raise ArgumentError(argument, f"must be a column; {name} is not one", found, "Name one of them.")
-        if name in [other for _, other in wanted[:number]]:
+        if name in seen:
             raise ArgumentError(
                 argument, "must name a column once", f"got {name} in another place, too", "Leave it out."
             )
+        seen.add(name)
     if inputs:
         return inputs
-    others = [name for name in table.values if name not in [name for _, name in wanted]]
+    others = [name for name in table.values if name not in seen]
     blocks = [name for name in others if getattr(table.values[name], "ndim", 1) > 1]
     if len(blocks) > 1:
         found = f"{path} has {' and '.join(blocks)}"
         raise ArgumentError("dataset", "must have one column of images or lists", found, "Pass --input-columns NAME.")
     for name in [] if blocks or not has_columns(path) else others:
-        is_unnamed = re.fullmatch(r"column \d+", name)
-        if is_unnamed or _ascends(table.values[name]):
+        is_unnamed = re.fullmatch(r"column \d+|Unnamed: \d+|__index_level_\d+__", name)  # the last two are of pandas
+        if is_unnamed or _ascends(rules.as_numbers(table.values[name], comma=table.separator == ";")):
             found = f"{name} of {path} {'has no name' if is_unnamed else 'has numbers that ascend from row to row'}"
             remedy = "Name it in --drop-columns or --id-column; if it does describe samples, name all --input-columns."
             raise ArgumentError("dataset", "must have columns that describe samples", found, remedy)
     return tuple(blocks or others)
 
 
-def _ascends(values: Any) -> bool:
+def _ascends(numbers: np.ndarray) -> bool:
     """Tell whether a column has more than two values, all of them numbers, each above the last one."""
-    try:
-        return len(values) > 2 and bool((np.diff(np.asarray(values, np.float64)) > 0).all())
-    except (TypeError, ValueError):
-        return False
+    return len(numbers) > 2 and bool((np.diff(numbers.astype(np.float64)) > 0).all())
 
 
 def _inputs(path: str, table: Columns, names: tuple[str, ...]) -> np.ndarray:
@@ -205,16 +211,20 @@ def _inputs(path: str, table: Columns, names: tuple[str, ...]) -> np.ndarray:
         found = f"{path} has {', '.join(names) or 'none'}"
         raise ArgumentError("dataset", "must have columns of numbers, or one of images or lists", found, "Name inputs.")
     if has_columns(path) and not any(is_block):
-        array = np.array([rules.as_numbers(column, comma=table.separator == ";") for column in columns], np.float64).T
+        with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite
+            numbers = [rules.as_numbers(column, comma=table.separator == ";") for column in columns]
+            array = np.array(numbers, np.float64).T.astype(np.float32)
         bad = np.argwhere(~np.isfinite(array))
         if len(bad):
             position, name = bad[0, 0], names[bad[0, 1]]
             found = f"{table.place(path, name)(position)} has {table.values[name][position]!r}"
             remedy = "Fill or drop such rows; write kinds, True and False as 0 and 1; leave columns out (drop_columns)."
+            if "," in str(table.values[name][position]):
+                remedy = "Write decimals with a point, or separate cells by semicolons; lists need one length."
             raise ArgumentError("dataset", "must hold finite numbers besides labels and sites", found, remedy)
     else:
         array = np.asarray(columns[0])
-    if array.dtype.kind not in "biuf" or array.ndim == 0:
+    if array.dtype.kind not in "biuf" or 0 in array.shape[1:]:
         found, remedy = f"{path} has {array.dtype} of shape {array.shape}", "Write kinds as columns of 0 and 1."
         raise ArgumentError("dataset", "must hold numbers as inputs", found, remedy)
     if array.dtype.kind in "iu" and array.dtype != np.uint8:
@@ -222,7 +232,7 @@ def _inputs(path: str, table: Columns, names: tuple[str, ...]) -> np.ndarray:
             found, remedy = f"{path} has {array.min()} to {array.max()}", "Use .astype(numpy.float32)."
             raise ArgumentError("dataset", "must hold integers of 32 bits, or floats", found, remedy)
         return array.astype(np.int32)
-    with np.errstate(over="ignore"):  # what float32 does not hold becomes infinite
+    with np.errstate(over="ignore"):
         array = array if array.dtype == np.uint8 else array.astype(np.float32)
     check.finite(table.place(path, names[0]), dataset=array)
     return array

@@ -111,12 +111,12 @@ def _of_edges(path: str, num_nodes: int) -> Graph:
         raise ArgumentError("graph", requirement, found, remedy)
     ends = [name for _, row in cells for name in row]
     named = tables.numbered("graph", ends, lambda end: f"row {cells[end // 2][0]} of {path}", path)
-    edges = named.numbers.reshape(-1, 2)
-    if not np.isin(edges[0], edges[1:]).all():  # a heading
-        edges = edges[1:]
+    edges, heading = named.numbers.reshape(-1, 2), ""
+    if not np.isin(edges[0], edges[1:]).all():
+        edges, heading = edges[1:], ", and row 1 counts as a heading"
     order = tables.in_order(named.names[node] for node in np.unique(edges))
     if len(order) != num_nodes:
-        found = f"{path} names {len(order)}: {', '.join(order)[:80]}"
+        found = f"{path} names {len(order)}: {', '.join(order)[:80]}{heading}"
         raise ArgumentError("graph", f"must have edges of the run's {num_nodes} nodes", found, "Name each node.")
     import networkx as nx
 

@@ -341,16 +341,18 @@ def answer(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The answer for people: noise, a line for each statement, and what the last one, proven, rests on."""
+    """The answer for people: noise, a line for each statement, and what the last one with an epsilon rests on."""
     name = METHODS[found["method"]].noise
     size, multiplier = rounded_up(found[name], 4), rounded_up(found["noise_multiplier"], 4)
     what = "standard deviation" if name == "noise_std" else "factor"
     noise = f"noise of {multiplier} times the clip norm: {what} {size} on {found['noise_on']}"
     counted = f"{found['method']}: {found['sites']} sites, {found['rounds']} rounds, {noise}"
     claims = [statement_text(one) for one in found["statements"]]
-    last = found["statements"][-1]
-    rests = f"The {last['bound']} statement rests on this: {'; '.join(last['assumptions'])}."
-    return "\n".join([*textwrap.wrap(counted, 100), "", *claims, "", *textwrap.wrap(rests, 100)])
+    lines = [*textwrap.wrap(counted, 100), "", *claims]
+    for last in [one for one in found["statements"] if one["dp_epsilon"] is not None][-1:]:
+        rests = f"The {last['bound']} statement rests on this: {'; '.join(last['assumptions'])}."
+        lines += ["", *textwrap.wrap(rests, 100)]
+    return "\n".join(lines)
 
 
 def _page_of(runs: Sequence[str]) -> Path:

@@ -17,7 +17,7 @@ from jaxfl.core.check import is_traced
 from jaxfl.frame import Clients, Costs, Data, Network, Publication, Row, Run, lay, stated, traced, unsaved, where
 from jaxfl.frame.options import UNSAID, since
 from jaxfl.gradients.memory import require_fits
-from jaxfl.graphs.files import read_graph, tracking_pair
+from jaxfl.graphs.files import is_edges, read_graph, tracking_pair
 from jaxfl.graphs.topologies import TrackingPair
 from jaxfl.privacy.tracking import SCHEMES, TrackingSchedule, paper_schedule
 
@@ -245,7 +245,7 @@ class Configuration:
         }
         if learning.method == "DP-GT":
             pair = weights.pair(nodes)
-            names = read_graph(weights.graph, nodes).names if weights.graph.endswith(".csv") else None
+            names = read_graph(weights.graph, nodes).names if is_edges(weights.graph) else None
             shared |= {"names": names, "gradient_at": learning.gradient_at}
             return gradient_tracking(task, **pair._asdict(), **shared)
         graph = _undirected(weights.baseline_graph, nodes)

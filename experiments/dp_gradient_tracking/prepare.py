@@ -16,7 +16,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.core.tree import num_bytes, size
 from jaxfl.frame import Prepared, Row, cases_of, few
 from jaxfl.gradients.memory import require_fits
-from jaxfl.graphs.files import tracking_pair
+from jaxfl.graphs.files import is_graph_file, tracking_pair
 from jaxfl.graphs.tracking_conditions import Condition
 from jaxfl.training import stationarity
 from jaxfl.training.chunks import check_start
@@ -62,7 +62,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     lines += [*_description(rows, sizes), *few([f"{name}: {_row(row.config)}" for name, row in rows.items()])]
     graphs = {(row.config.weights.graph, row.config.agents.nodes) for row in rows.values()}
     # A file of the same name may hold other weights at a resume.
-    files = sorted(file for file in graphs if file[0].endswith((".npy", ".csv")))
+    files = sorted(file for file in graphs if is_graph_file(file[0]))
     checksums = [zlib.crc32(np.stack(tracking_pair(*file)).tobytes()) for file in files]
     facts: dict[str, Any] = {"graph_crc32": checksums} if files else {}
     of_budgets = [name for name, row in rows.items() if row.config.has_budget]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.tree import size
+from jaxfl.data.columns import is_file
 from jaxfl.frame import (
     Choice,
     Clients,
@@ -31,12 +32,13 @@ from jaxfl.frame import (
     where,
 )
 from jaxfl.frame.options import since
-from jaxfl.graphs.files import read_graph
+from jaxfl.frame.own_files import FITTED
+from jaxfl.graphs.files import is_graph_file, read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
 from jaxfl.privacy.grid import check_bits
 
 INFINITY = float("inf")
-
+LARGEST_BATCH = 64  # by default; docs/decisions/experiments.md has the measurements
 
 GRAPHS = Choice(
     "graph",
@@ -67,7 +69,7 @@ class Topology:
 
     def build(self, num_nodes: int) -> graphs.Graph:
         """The graph over this many nodes."""
-        if self.graph.endswith((".npy", ".csv")):
+        if is_graph_file(self.graph):
             return read_graph(self.graph, num_nodes)
         if self.graph not in GRAPHS.functions:
             requirement = f"must be one of {', '.join(GRAPHS.functions)}, or a .npy or .csv file"
@@ -130,7 +132,8 @@ class Learning:
     batch size to the power 0.6, tuned without noise."""
     batch_size: int = 40
     """Expected number of samples (of table entries with a per_batch table) that a node takes in an iteration. Default:
-    646 / nodes, which is 0.45 of a node's samples of digits."""
+    646 / nodes, which is 0.45 of a node's samples of digits. On a file of your own it is 0.45 of the smallest site's
+    samples, up to 64 or 646 / nodes (docs/own_data.md)."""
     sampler: Literal["poisson", "fixed", "uniform"] = "poisson"
     """Draw of a batch: poisson (each sample independently), fixed (without replacement) or uniform (with
     replacement)."""
@@ -195,7 +198,8 @@ class Budget:
         ),
     )
     noise_std: float | Literal["calibrated"] = traced("calibrated")
-    """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon."""
+    """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon, at each
+    node by itself where numbers of samples differ by more than one."""
     noise: Literal["gaussian", "grid_gaussian"] = "gaussian"
     """gaussian: noise in float32, whose rounding can tell neighboring states apart (docs/finite_precision.md).
     grid_gaussian: gradient and noise are rounded to a grid, and the budget pays for it."""
@@ -207,8 +211,8 @@ class Budget:
     """Personalized privacy, in place of target_epsilon: a budget for each node, or a FILE.csv with a site's name and
     its budget in each row (docs/own_data.md). Budgets are public, and the noise of the smallest reaches every node."""
     node_noise: tuple[float, ...] = ()
-    """Standard deviation of each node's noise, in place of noise_std. With node_epsilons, by default the least that
-    meets each node's budget."""
+    """Standard deviation of each node's noise, in place of noise_std. By default the least that meets each node's
+    budget, with node_epsilons or where numbers of samples differ by more than one."""
     dp_delta: float = stated(1e-5)
     """Delta of every epsilon."""
     bound: Literal["proven", "published"] = stated("proven")
@@ -312,6 +316,12 @@ def check_config(config: Configuration) -> None:
         raise ArgumentError("noise_std", "must be a number without a budget", "got no target_epsilon", "Pass 0.")
 
 
+def _batch_size(options: Mapping[str, Any], names: Collection[str]) -> int:
+    """The share of a node's samples that is best on digits; of a file the most, which `fitted` lowers to that share."""
+    usual = max(1, 646 // max(1, options["nodes"]))
+    return max(LARGEST_BATCH, usual) if is_file(options["dataset"]) and options["partition"] in FITTED else usual
+
+
 def quiet_step_size(batch_size: int) -> float:
     """The step size where there is no noise, tuned on MNIST."""
     return round(0.5 * batch_size**0.6, 3)
@@ -329,7 +339,7 @@ DERIVED = {
         if (options["target_epsilon"] != INFINITY or options["node_epsilons"]) and not options["node_noise"]
         else 0.0
     ),
-    "batch_size": lambda options, names: max(1, 646 // max(1, options["nodes"])),
+    "batch_size": _batch_size,
     "step_size": lambda options, names: (
         "auto"
         if options["noise_std"] == "calibrated"

@@ -22,6 +22,7 @@ from jaxfl.frame import Finished, Prepared, Row, cases_of, few, flat, lay, progr
 from jaxfl.frame.options import text_of
 from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
+from jaxfl.graphs.files import is_graph_file
 from jaxfl.privacy.gossip import ProblemConstants
 from jaxfl.privacy.stored_gradients import THEOREM
 from jaxfl.training.chunks import check_start
@@ -60,8 +61,9 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     configs = [row.config for row in ready.values()]
     # A file of the same name may hold other budgets at a resume.
     facts: dict[str, Any] = {"budgets": {name: rows[name].config.budget.node_epsilons for name in of_file}}
-    facts = {**(facts if of_file else {}), "settled": {name: _facts(row.config) for name, row in ready.items()}}
-    of_files = [config for config in configs if config.topology.graph.endswith((".npy", ".csv"))]
+    numbers = {name: _facts(rows[name].config, row.config) for name, row in ready.items()}
+    facts = {**(facts if of_file else {}), "settled": numbers}
+    of_files = [config for config in configs if is_graph_file(config.topology.graph)]
     files = {config.topology: config.clients.nodes for config in of_files}
     if files:  # a file of the same name may hold another matrix at a resume
         matrices = [topology.build(nodes).mixing_matrices.tobytes() for topology, nodes in files.items()]
@@ -69,11 +71,13 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     return Prepared(cases, [*_description(ready), *_table(configs)], facts)
 
 
-def _facts(config: Configuration) -> dict[str, Any]:
+def _facts(request: Configuration, config: Configuration) -> dict[str, Any]:
     """Facts of a settled row for config.json: the theorem of a table, which a resume compares first, and numbers."""
     is_amplified = config.learning.has_table and config.learning.sampler == "poisson"
     theorem = {"table_theorem": THEOREM} if is_amplified else {}
-    return {**theorem, **{key: flat(config)[key] for key in _OPEN}}
+    by_size = bool(config.budget.node_noise) and not (request.budget.node_noise or request.budget.node_epsilons)
+    noise = {"noise_by_size": True} if by_size else {}  # before 2026-11-27 all nodes had the largest
+    return {**theorem, **noise, **{key: flat(config)[key] for key in _OPEN}}
 
 
 def finish(finished: Finished) -> list[Path]:

@@ -73,7 +73,7 @@ def settled(
     for name, row in ready.items():
         std = _noise(row.config, sizes[name])
         found: dict[str, Any] = {"noise_std": max(std)}
-        if row.config.budget.node_noise or row.config.budget.node_epsilons:
+        if len(std) > 1 or row.config.budget.node_noise or row.config.budget.node_epsilons:
             found["node_noise"] = std
         if row.config.learning.step_size == "auto":
             found["step_size"] = _noisy_step_size(row.config, std)
@@ -102,9 +102,10 @@ def _noisy_step_size(config: Configuration, std: tuple[float, ...]) -> float:
     a distance (S. Ghadimi, G. Lan, "Stochastic First- and Zeroth-Order Methods for Nonconvex Stochastic Programming",
     SIAM J. Optim. 2013, arXiv:1309.5549, Corollary 2.2). The mean of n nodes has sigma = std sqrt(d / n), so that
     gamma = D sqrt(n / K) / (std sqrt(d)): that of Theorem 1 of the paper, over the noise of a node. The step
-    that is best without noise takes the place of 1 / L.
+    that is best without noise takes the place of 1 / L. Where nodes differ, std is the largest of a node: the mean of
+    n nodes has less noise then, but the noisiest nodes' own models, and what they send, do not.
     """
-    learning, noise = config.learning, math.sqrt(sum(one**2 for one in std) / len(std) * config.num_params())
+    learning, noise = config.learning, math.sqrt(max(std) ** 2 * config.num_params())
     quiet = quiet_step_size(learning.batch_size)
     if not noise:
         return 0.2 if config.data.dataset == "digits" else quiet
@@ -122,7 +123,7 @@ def _noise(config: Configuration, sizes: Sizes) -> tuple[float, ...]:
     releases = _releases(config, sizes, (0.0,), assumed=budget.bound == "published")
     return tuple(
         privacy.calibrate_noise_std(accountant, budget.bound, part, rounds, target_epsilon=target, **options)
-        for target, part in _with_limits(config, releases)
+        for target, part in _with_limits(config, sizes, releases)
     )
 
 
@@ -135,10 +136,16 @@ def _releases(
 
 
 def _with_limits(
-    config: Configuration, releases: tuple[privacy.Release, ...]
+    config: Configuration, sizes: Sizes, releases: tuple[privacy.Release, ...]
 ) -> Iterator[tuple[float, tuple[privacy.Release, ...]]]:
-    """Every budget with the releases, over all seeds, of the nodes that it is for."""
+    """Every budget with the releases, over all seeds, of the nodes that it is for.
+
+    One budget is for all nodes together where they have equally many samples, to within the one that an even deal
+    leaves over, and for each node by itself where they have not. Sizes are public, and so is which of the two holds.
+    """
     limits = config.budget.limits
+    if len(limits) == 1 and max(sizes) - min(sizes) > 1:
+        limits *= config.clients.nodes
     for node, limit in enumerate(limits):
         yield limit, releases if len(limits) == 1 else releases[node :: len(limits)]
 
@@ -165,7 +172,7 @@ def rounds_allowed(name: str, request: Configuration, config: Configuration, siz
         return None
     accountant, rounds, options = _accounting(config)
     releases = _releases(config, sizes, _noise(config, sizes), assumed=budget.bound == "published")
-    for target, part in _with_limits(config, releases):
+    for target, part in _with_limits(config, sizes, releases):
         limits = {"target_epsilon": target, "limit": rounds}
         rounds = privacy.max_rounds(accountant, budget.bound, part, **limits, **options)
     if rounds < 1:

@@ -311,11 +311,9 @@ def _pictures(folders: Sequence[Path]) -> str:
 
 
 def _statements(shown: Sequence[Shown]) -> str:
-    """Every statement with its assumptions; what several cases share stands once."""
-    stated = _all_statements(shown)
-    if not stated:
-        return ""
-    common = [text for text in stated[0].get("assumptions", []) if all(text in one["assumptions"] for one in stated)]
+    """Every statement, and its assumptions where it has an epsilon; what several cases share stands once."""
+    claims = [one.get("assumptions", []) for one in _all_statements(shown) if one["dp_epsilon"] is not None]
+    common = [text for text in claims[0] if all(text in one for one in claims)] if claims else []
     groups: dict[tuple[str, ...], list[Shown]] = {}  # lines of statements -> the cases that state them
     for one in shown:
         groups.setdefault(tuple(map(statement_text, one.row.get("privacy", []))), []).append(one)
@@ -323,7 +321,8 @@ def _statements(shown: Sequence[Shown]) -> str:
     for texts, alike in groups.items():
         items = []
         for number, line in enumerate(texts):
-            rests = [[t for t in one.row["privacy"][number]["assumptions"] if t not in common] for one in alike]
+            same = [one.row["privacy"][number] for one in alike]
+            rests = [[t for t in s["assumptions"] if s["dp_epsilon"] is not None and t not in common] for s in same]
             shared = [text for text in rests[0] if all(text in rest for rest in rests)]
             own = [(one, [t for t in rest if t not in shared]) for one, rest in zip(alike, rests, strict=True)]
             apart = [f"{one.label}: {'; '.join(rest)}" for one, rest in own if rest]

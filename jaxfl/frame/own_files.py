@@ -13,6 +13,7 @@ from jaxfl.data.pool import FROM_LABELS, writers_of
 from jaxfl.data.sources import Dataset
 from jaxfl.frame.options import flat, lay
 
+FITTED = ("iid", "sites")  # partitions that tell the smallest node's samples without dealing
 _SHARE = 0.45  # of the smallest node's samples, the largest default batch: what digits have
 
 
@@ -70,8 +71,10 @@ def fitted(config: Any, given: Collection[str]) -> Any:
 
 @functools.lru_cache(maxsize=64)  # asked for once an option that follows from others
 def _least_samples(data: Any, partition: str | None, nodes: int) -> int | None:
-    """Samples of the smallest node, where the partition tells without dealing; else None."""
+    """Samples of the smallest node, for `FITTED` partitions; else None."""
+    if partition not in FITTED:
+        return None
     dataset = data.load()
     if partition == "sites":
         return int(np.unique(writers_of(dataset), return_counts=True)[1].min())
-    return len(dataset.train_labels) // max(1, nodes) if partition == "iid" else None
+    return len(dataset.train_labels) // max(1, nodes)

@@ -64,6 +64,11 @@ def is_edges(path: str) -> bool:
     return path.lower().endswith((".csv", ".tsv", ".csv.gz"))
 
 
+def is_graph_file(graph: str) -> bool:
+    """Tell a file from the name of a graph."""
+    return graph.endswith(".npy") or is_edges(graph)
+
+
 def read_graph(path: str, num_nodes: int) -> Graph:
     """Read a graph from a file.
 

@@ -148,6 +148,20 @@ def test_many_cases_go_from_best_to_worst_and_what_they_share_stands_once(tmp_pa
         assert page.count(once) == 1
 
 
+def test_a_statement_without_an_epsilon_stands_without_assumptions(tmp_path):
+    run = _run(tmp_path)
+    rows = json.loads((run / "summary.json").read_text())["cases"]
+    silent = STATED | {"dp_epsilon": None, "reason": "No noise.", "assumptions": ["clipped at 1", "of nothing"]}
+    for row in rows.values():
+        row["privacy"].insert(0, silent)
+    rows["B"]["privacy"] = [silent]
+    (run / "summary.json").write_text(json.dumps({"cases": rows}))
+    page, _ = _page(run, to=tmp_path)
+    assert page.count("No noise.") >= 2
+    assert "of nothing" not in page
+    assert page.count("clipped at 1") == 1
+
+
 def test_without_out_no_page_of_other_runs_is_lost(tmp_path, monkeypatch, capsys):
     first, second = (str(_run(tmp_path, name=name)) for name in ("first", "second"))
     monkeypatch.chdir(tmp_path)

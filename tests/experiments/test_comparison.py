@@ -14,6 +14,7 @@ from experiments import EXPERIMENTS
 from experiments.comparison.options import COMPARED, METHODS, SILENT, UPDATES
 from experiments.comparison.pictures import best_rows
 from experiments.comparison.prepare import _row
+from experiments.privsgp_vr.options import METHODS as ON_A_GRAPH
 from jaxfl.frame import Finished, Prepared, Row, flat, main
 from jaxfl.frame.experiment import request
 from jaxfl.training import RunDirectory
@@ -49,6 +50,20 @@ def test_a_method_spends_its_budget_and_no_more(method, cases):
     assert (first["bound"], first["dp_delta"], first["asked"]) == ("proven", 1e-5, True)
     assert first["neighboring_relation"] == ("zero_out_client" if method == UPDATES else "replace_one")
     assert 0.99 * 3 < first["dp_epsilon"] <= 3
+
+
+def test_nodes_of_unequal_size_spend_the_budget_each():
+    """A node of a graph has noise of its own, so that none has that of the smallest for nothing."""
+    uneven = {"partition": "quantity", "alpha": 1.0, "batch_size": 2}
+    rows = {method: next(iter(asked(method, **uneven).rows.values())) for method in ON_A_GRAPH}
+    sizes = rows["PrivSGP"].sizes()
+    assert max(sizes) > 2 * min(sizes)
+    for method, case in PREPARE(rows).cases.items():
+        assert case.privacy is not None
+        first = case.privacy(4)[0]
+        assert all(0.99 * 3 < epsilon <= 3 for epsilon in first["node_epsilons"]), method
+        assert len(first["node_epsilons"]) == 5
+        assert case.noise_stds[int(np.argmin(sizes))] == max(case.noise_stds) > 1.1 * min(case.noise_stds)
 
 
 @pytest.mark.parametrize("method", SILENT)

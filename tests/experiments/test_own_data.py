@@ -90,6 +90,51 @@ def test_a_run_on_sites_and_their_edges(table, tmp_path, capsys):
     assert "Bergen" in capsys.readouterr().err
 
 
+def test_sites_of_unequal_size_get_what_their_own_size_needs(tmp_path, capsys):
+    """The default command: batches that follow the smallest site, and at each site the least noise of the budget."""
+    rng, counts = np.random.default_rng(0), (50, 75, 150, 300, 600)  # of which a fifth tests
+    rows = [
+        f"{a:.3f},{site},{b:.3f},{int(a > b)}"
+        for site, count in zip(SITES, counts, strict=True)
+        for a, b in rng.normal(size=(count, 2))
+    ]
+    (tmp_path / "patients.csv").write_text("\n".join(["age,town,dose,ill", *rows]) + "\n")
+    words = f"--dataset {tmp_path / 'patients.csv'} --label-column ill --site-column town --target-epsilon 3 --quiet"
+    words += f" --iterations 4 --method PrivSGP --seeds 0 1 --out {tmp_path / 'run'}"
+    assert main(EXPERIMENTS["privsgp_vr"], words.split()) == 0, capsys.readouterr()
+    assert "Sites of PrivSGP" in capsys.readouterr().out
+    sites = read_results(tmp_path / "run" / "sites.csv")
+    assert [row["site"] for row in sites] == [*SITES] * 2
+    assert all(0.99 * 3 < row["dp_epsilon"] <= 3 for row in sites)
+    least = min(row["samples"] for row in sites)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["batch_size"] == int(0.45 * least)
+    noise = {row["site"]: row["noise_std"] for row in sites}
+    assert [*noise.values()] == sorted(noise.values(), reverse=True)
+    assert noise["Riga"] < noise["Ghent"] / 2
+
+
+@pytest.mark.parametrize(
+    ("words", "batch"),
+    [
+        ({"partition": "sites"}, 22),  # 0.45 of 49
+        ({"partition": "iid", "nodes": 4}, 161),  # 646 / 4, as of any data
+        ({"partition": "iid", "nodes": 40}, 22),  # 0.45 of 50
+        ({"partition": "iid", "nodes": 14}, 63),  # 0.45 of 142
+        ({"partition": "iid", "nodes": 12}, 64),  # 0.45 of 166 is above what a default takes
+        ({"partition": "dirichlet", "alpha": 1.0, "nodes": 20}, 32),  # its sizes are known once samples are dealt
+        ({"partition": "sites", "batch_size": 7}, 7),
+        ({"partition": "sites", "own_test": 0.5}, 11),
+    ],
+)
+def test_a_default_batch_follows_the_sizes_of_a_file(words, batch, tmp_path):
+    own = [0 if k < 49 else 1 + k % 4 for k in range(2000)]
+    arrays = {"train_inputs": np.zeros((2000, 2), np.float32), "train_labels": np.arange(2000) % 2, "train_sites": own}
+    arrays |= {"test_inputs": np.zeros((4, 2), np.float32), "test_labels": np.arange(4) % 2}
+    np.savez(tmp_path / "many.npz", **arrays)
+    options = {"dataset": str(tmp_path / "many.npz"), **words}
+    assert flat(request(EXPERIMENTS["privsgp_vr"], options).config)["batch_size"] == batch
+
+
 def test_gradient_tracking_takes_edges_by_name(table, tmp_path):
     edges = tmp_path / "roads.csv"
     edges.write_text("from,to\n" + "".join(f"{a},{b}\n" for a, b in zip(SITES, SITES[1:] + SITES[:1], strict=True)))
@@ -97,6 +142,11 @@ def test_gradient_tracking_takes_edges_by_name(table, tmp_path):
     config = request(EXPERIMENTS["dp_gradient_tracking"], options).config
     data = config.agents.data(config.data)(0)
     config.settled().algorithm().init(jax.random.key(0), data)
+    other = tmp_path / "roads.tsv"  # by another ending and separator
+    other.write_text(edges.read_text().replace(",", "\t"))
+    config = request(EXPERIMENTS["dp_gradient_tracking"], {**options, "graph": str(other)}).config
+    config.settled().algorithm().init(jax.random.key(0), data)
+    config = request(EXPERIMENTS["dp_gradient_tracking"], options).config
     edges.write_text(edges.read_text().replace("Oslo", "Bergen"))
     refused(lambda: config.settled().algorithm().init(jax.random.key(0), data), "data", "Bergen")
 

@@ -140,11 +140,12 @@ def test_runs_whose_parameters_no_statement_covers_are_refused():
 
     words = f"{SHORT} --private-selection geometric".split()
     asked, _ = parse(EXPERIMENTS["privsgp_vr"], words)
-    assert asked.search is not None
+    search = asked.search
+    assert search is not None
     _, cases, _ = prepare(asked)
-    assert checked_search(asked.search, asked.rows, cases, {})
+    assert checked_search(search, asked.rows, cases, {})
     uncovered = {name: case._replace(covered=False) for name, case in cases.items()}
-    refused(lambda: checked_search(asked.search, asked.rows, uncovered, {}), "private_selection", "covered")
+    refused(lambda: checked_search(search, asked.rows, uncovered, {}), "private_selection", "covered")
 
 
 def test_a_search_without_a_result_selects_nothing():

@@ -73,13 +73,14 @@ class TestSpending:
         assert [config.run.evaluate_every for config in configs] == [78, 19]
 
     def test_the_step_goes_by_the_noise_of_the_budget(self):
-        """In the whole run the noise carries the mean model as far, at every budget; but no step is above the quiet."""
+        """Noise of the noisiest node at all nodes would carry the mean model as far, at every budget; but no step is
+        above the quiet."""
         asked = "--nodes 4 --method PrivSGP --batch-size 8 --iterations 50 --step-size auto"
         configs = [*settle(f"{asked} --grid target_epsilon=0.5,2", [359]).values()]
         configs += settle(f"{asked} --node-epsilons 0.5 0.5 2 2", [359] * 4).values()
         for config in configs:
-            noise = config.budget.node_noise or (config.budget.noise_std,) * 4
-            of_mean = np.linalg.norm(noise) / 4  # of each coordinate of the mean of 4 nodes
+            of_mean = config.budget.noise_std / 2  # of each coordinate of the mean of 4 nodes
+            assert config.budget.noise_std == max(config.budget.node_noise or (config.budget.noise_std,))
             assert config.learning.step_size * of_mean * (50 * 2410) ** 0.5 == pytest.approx(11.0)
         quiet = 0.5 * 8**0.6
         (config,) = settle(f"{asked} --target-epsilon 1e4", [359]).values()
@@ -242,6 +243,69 @@ def start_of(config):
     """(key, first state, data) of a settled point."""
     key, data = jax.random.key(0), config.clients.data(config.data)(0)
     return key, config.algorithm().init(key, data), data
+
+
+class TestSitesOfUnequalSize:
+    """Sizes are public: one budget gives each node the least noise of its own size."""
+
+    SIZES = (48, 96, 360, 1966)
+
+    @pytest.mark.parametrize(
+        "options",
+        ["", "--bound published --method PrivSGP-VR", "--noise grid_gaussian --grid-bits 12 --method PrivSGP-VR"],
+    )
+    def test_every_node_spends_the_budget(self, options):
+        asked = f"--nodes 4 --batch-size 20 --iterations 30 --target-epsilon 3 {options}"
+        asked += "" if "--method" in options else f" {ALL_METHODS}"
+        for name, config in settle(asked, list(self.SIZES)).items():
+            found = privacy_of(config, self.SIZES)(30)[0]
+            assert found["asked"]
+            assert all(0.99 * 3 < epsilon <= 3 for epsilon in found["node_epsilons"]), name
+            noise = config.budget.node_noise
+            assert "grid" in options or [*noise] == sorted(noise, reverse=True)
+            assert noise[0] > 1.5 * noise[-1]
+            config.algorithm()
+
+    def test_a_node_meets_the_budget_in_every_seed(self):
+        """Each node's noise is that of its worst seed: the smallest, where nodes lie in another order."""
+        sizes = [60, 300, 120, 480, 360, 90, 120, 240]
+        (config,) = settle(
+            "--nodes 4 --batch-size 20 --method PrivSGP --iterations 30 --target-epsilon 3", sizes
+        ).values()
+        spent = np.reshape(privacy_of(config, sizes)(30)[0]["node_epsilons"], (2, 4))
+        assert (spent <= 3).all()
+        assert (spent.max(axis=0) > 0.99 * 3).all()
+        assert spent[1, 0] < spent[0, 0]
+
+    def test_an_even_deal_keeps_one_noise(self):
+        """Sizes that differ by the one sample that is left over are no sizes of their own; two samples are."""
+        options = "--nodes 4 --batch-size 20 --method PrivSGP --iterations 30 --target-epsilon 3"
+        (one,) = settle(options, [90, 90, 89, 89]).values()
+        assert one.budget.node_noise == ()
+        assert 0.99 * 3 < epsilon_of(one, 89, 30) <= 3
+        (own,) = settle(options, [90, 90, 89, 88]).values()
+        assert len(own.budget.node_noise) == 4
+        assert own.budget.noise_std == max(own.budget.node_noise) == own.budget.node_noise[3]
+        (given,) = settle(f"{options} --noise-std 0.5", list(self.SIZES)).values()
+        assert given.budget.node_noise == ()
+
+    def test_a_run_that_began_with_one_noise_is_not_resumed(self, tmp_path, capsys):
+        """Its first rounds had other noise than what a run of today states."""
+        words = "--nodes 4 --partition quantity --alpha 1 --iterations 2 --batch-size 4 --method PrivSGP --quiet"
+        command = [
+            *words.split(),
+            *"--hidden 4 --target-epsilon 8 --step-size 0.1 --seeds 0 --out".split(),
+            str(tmp_path),
+        ]
+        assert main(EXPERIMENT, command) == 0
+        assert main(EXPERIMENT, [*command, "--resume"]) == 0
+        path = tmp_path / "config.json"
+        content = json.loads(path.read_text())
+        del content["config"]["settled"]["PrivSGP"]["noise_by_size"]
+        path.write_text(json.dumps(content))
+        capsys.readouterr()
+        assert main(EXPERIMENT, [*command, "--resume"]) == 2
+        assert "noise_by_size: must be as in the run that is resumed" in capsys.readouterr().err
 
 
 class TestPersonalizedBudgets:

@@ -113,6 +113,16 @@ def test_a_delta_that_allows_to_publish_a_record_is_named(capsys, method):
         assert ("publishes one of them at random" in " ".join(capsys.readouterr().out.split())) == found
 
 
+@pytest.mark.parametrize("method", command.METHODS)
+def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
+    """Without noise no statement has an epsilon, and none is said to rest on assumptions."""
+    assert command.main(words(method, noise_multiplier=0)) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "no proven ε" in text
+    assert "rests on" not in text
+    assert "clipped to" not in text
+
+
 @pytest.mark.parametrize(
     ("method", "more", "sentence"),
     [

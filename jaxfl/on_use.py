@@ -48,7 +48,8 @@ def import_on_use(package: str) -> None:
                 super().__setattr__(name, value)
 
         def __dir__(self) -> list[str]:
-            return sorted({*home, *(name for name in self.__dict__ if name.startswith("__"))})
+            values = {name for name, value in vars(self).items() if not isinstance(value, ModuleType)}
+            return sorted({*home, *(name for name in values if name.startswith("__"))})
 
     module.__dict__["__all__"] = sorted(home)
     module.__class__ = OnUse

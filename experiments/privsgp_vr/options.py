@@ -319,7 +319,8 @@ def check_config(config: Configuration) -> None:
 def _batch_size(options: Mapping[str, Any], names: Collection[str]) -> int:
     """The share of a node's samples that is best on digits; of a file the most, which `fitted` lowers to that share."""
     usual = max(1, 646 // max(1, options["nodes"]))
-    return max(LARGEST_BATCH, usual) if is_file(options["dataset"]) and options["partition"] in FITTED else usual
+    follows = is_file(options["dataset"]) and options["partition"] in FITTED and options["table"] != "per_batch"
+    return max(LARGEST_BATCH, usual) if follows else usual  # an entry of a per_batch table holds several samples
 
 
 def quiet_step_size(batch_size: int) -> float:

@@ -124,6 +124,7 @@ def test_sites_of_unequal_size_get_what_their_own_size_needs(tmp_path, capsys):
         ({"partition": "dirichlet", "alpha": 1.0, "nodes": 20}, 32),  # its sizes are known once samples are dealt
         ({"partition": "sites", "batch_size": 7}, 7),
         ({"partition": "sites", "own_test": 0.5}, 11),
+        ({"partition": "iid", "nodes": 20, "table": "per_batch", "entry_size": 2}, 32),
     ],
 )
 def test_a_default_batch_follows_the_sizes_of_a_file(words, batch, tmp_path):

@@ -285,6 +285,8 @@ class TestSitesOfUnequalSize:
         assert 0.99 * 3 < epsilon_of(one, 89, 30) <= 3
         (own,) = settle(options, [90, 90, 89, 88]).values()
         assert len(own.budget.node_noise) == 4
+        said = [privacy_of(config, [90, 90, 89, 88])(30)[1]["mechanism"] for config in (one, own)]
+        assert ["others have noise of their own" in text for text in said] == [False, True]
         assert own.budget.noise_std == max(own.budget.node_noise) == own.budget.node_noise[3]
         (given,) = settle(f"{options} --noise-std 0.5", list(self.SIZES)).values()
         assert given.budget.node_noise == ()

@@ -299,14 +299,15 @@ def _cost(account: Account, bound: str, relation: str) -> Bound:
     return proven_bound(release, relation, num_releases, dp_delta - failure)
 
 
-def _words(_accounts: Sequence[Account], account: Account, bound: str, _relation: str, found: Bound) -> dict[str, Any]:
+def _words(accounts: Sequence[Account], account: Account, bound: str, _relation: str, found: Bound) -> dict[str, Any]:
     """Arguments of `statement`."""
+    differ = len({one.release.noise_std for one in accounts}) > 1
     return {
         "bound": account.accountant.bound_name(bound),
         "gradients": None if is_unbounded(account.release, bound) else _bound_on_gradients(account.release),
         "setting": _SETTING,
         "noise": grid.assumption(account.release.grid),
-        "mechanism": _mechanism(account),
+        "mechanism": _mechanism(account) + " at the worst node; others have noise of their own" * differ,
         "notes": _notes(account, bound, float(found.dp_epsilon)),
     }
 

@@ -20,14 +20,14 @@ from jaxfl.frame.options import text_of
 from jaxfl.frame.run import new_run_directory, saved_options
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy
-from jaxfl.privacy.audit_mechanism import POWER, Check, noise_of_layers
+from jaxfl.privacy.audit_mechanism import POWER, Check
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
 from jaxfl.training import RunDirectory, open_run
 from jaxfl.training.chunks import check_start
 from jaxfl.training.summary import write_results
 
 from .methods import METHODS
-from .options import WHOLE_CLIENTS, Configuration, check_config
+from .options import SINGLE, Configuration, check_config
 
 
 class Audited(NamedTuple):
@@ -132,25 +132,34 @@ def measured(lane: Ready, num_audits: int) -> Audited:
     task, data, canaries = method.add_canaries(config, *config.problem())
     learner, silent = (method.learner(config, task, std) for std in (config.used_noise_std(noise_std), 0.0))
     key = jax.random.key(config.run.seed)
-    # The states of A(DP)2SGD and of a server show one release, in every row.
-    rows = slice(0, 1) if method.releases_total or config.learning.method in WHOLE_CLIENTS else slice(None)
-    of_layers = noise_of_layers(learner.algorithm, silent.algorithm, learner.released, data, key, rows)
     result = audit(
         learner.algorithm,
+        silent.algorithm,
         learner.released,
         data,
         canaries,
         key,
         learner.num_rounds,
-        config.claim.dp_delta,
-        dp_epsilon=statement.dp_epsilon,
-        claimed=config.mechanism(noise_std, config.data.nodes if method.releases_total else 1),
-        significance=config.claim.significance / num_audits,
-        neighboring_relation=statement.neighboring_relation,
         num_releases=learner.num_releases,
-        of_layers=of_layers,
+        **claim_of(lane, num_audits),
     )
     return Audited(row, statement, noise_std, result, canaries, time.perf_counter() - start)
+
+
+def claim_of(lane: Ready, num_audits: int) -> dict[str, Any]:
+    """Arguments of `jaxfl.privacy.audit.judged` for one of several audits."""
+    (row, statement, noise_std, _), config = lane, lane.row.config
+    method = METHODS[config.learning.method]
+    return {
+        "dp_epsilon": statement.dp_epsilon,
+        "dp_delta": config.claim.dp_delta,
+        "claimed": config.mechanism(noise_std, stored=method.stored, releases_total=method.releases_total),
+        "significance": config.claim.significance / num_audits,
+        "neighboring_relation": statement.neighboring_relation,
+        # The states of A(DP)2SGD and of a server show one release, in every row.
+        "of_nodes": not method.releases_total,
+        "in_sequence": method.releases_total or config.learning.method in SINGLE,
+    }
 
 
 def _summary(audits: Mapping[str, Audited], environment: Any) -> dict[str, Any]:

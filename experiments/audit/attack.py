@@ -140,26 +140,16 @@ def measured(lane: Ready, num_audits: int) -> Audited:
         canaries,
         key,
         learner.num_rounds,
+        config.claim.dp_delta,
+        dp_epsilon=statement.dp_epsilon,
+        claimed=config.mechanism(noise_std, stored=method.stored, releases_total=method.releases_total),
+        significance=config.claim.significance / num_audits,
+        neighboring_relation=statement.neighboring_relation,
         num_releases=learner.num_releases,
-        **claim_of(lane, num_audits),
+        releases_total=method.releases_total,
+        in_sequence=method.releases_total or config.learning.method in SINGLE,
     )
     return Audited(row, statement, noise_std, result, canaries, time.perf_counter() - start)
-
-
-def claim_of(lane: Ready, num_audits: int) -> dict[str, Any]:
-    """Arguments of `jaxfl.privacy.audit.judged` for one of several audits."""
-    (row, statement, noise_std, _), config = lane, lane.row.config
-    method = METHODS[config.learning.method]
-    return {
-        "dp_epsilon": statement.dp_epsilon,
-        "dp_delta": config.claim.dp_delta,
-        "claimed": config.mechanism(noise_std, stored=method.stored, releases_total=method.releases_total),
-        "significance": config.claim.significance / num_audits,
-        "neighboring_relation": statement.neighboring_relation,
-        # The states of A(DP)2SGD and of a server show one release, in every row.
-        "of_nodes": not method.releases_total,
-        "in_sequence": method.releases_total or config.learning.method in SINGLE,
-    }
 
 
 def _summary(audits: Mapping[str, Audited], environment: Any) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class Scores(NamedTuple):
 
     releases: Array  # (K, m), float32, what each message releases in each canary's coordinate
     counts: Array  # (K,), int32, releases that each message adds up
-    added: Array | None  # (K, m), float32, the same without noise and with all canaries included
-    noise: PyTree  # leaves (K, n, *leaf), float32, noise of each message in the model; None where it is not known
+    added: Array  # (K, m), float32, the same without noise and with all canaries included
+    noise: PyTree  # leaves (K, n, *leaf), float32, noise of each message in the model
 
     @property
     def sums(self) -> Array:
@@ -207,18 +207,20 @@ def _canary_layer(num_coordinates: int) -> FactoredLayer:
 
 def canary_scores(
     algorithm: Algorithm,
+    silent: Algorithm,
     released: Callable[[Any, Any], PyTree],
     data: FederatedData,
     canaries: Canaries,
     key: Array,
     num_rounds: int,
     num_releases: Callable[[Any, Any], Array] | None = None,
-    silent: Algorithm | None = None,
 ) -> Scores:
     """Collect the values released in each canary's coordinate. The function is pure, to be jitted.
 
     Args:
         algorithm: with a task and data made by `with_canaries`.
+        silent: the same algorithm with noise of scale 0. Each of its rounds begins at a state of `algorithm`, with the
+            same batch, and with all canaries included.
         released: (state before, state after a round) -> leaves (n, *leaf), each node's noisy gradient of that round as
             an observer of all messages learns it.
         data, canaries: of `with_canaries`.
@@ -226,25 +228,16 @@ def canary_scores(
         num_rounds: K, static.
         num_releases: (state before, state after a round) -> how many releases, of independent noise, `released` adds up
             in that round, (), int32; by default 1.
-        silent: the same algorithm with noise of scale 0. Each of its rounds begins at a state of `algorithm`, with the
-            same batch, and with all canaries included. None leaves out what it shows.
-
-    Returns:
-        `Scores`.
     """
     where, count = (canaries.nodes, canaries.coordinates), len(canaries.included)
     everyone = data._replace(inputs=data.inputs.at[-count:, -1].set(1))  # canaries are the last samples of the pool
 
     def one_round(before, _):
         after, _ = algorithm.round(key, before, data)
-        found = released(before, after)
+        seen, plain = released(before, after), released(before, silent.round(key, before, everyone)[0])
         number = jnp.int32(1) if num_releases is None else num_releases(before, after)
-        if silent is None:
-            return after, Scores(found["canary"][where], number, None, None)
-        plain = released(before, silent.round(key, before, everyone)[0])
-        of_model = {name: leaf for name, leaf in found.items() if name != "canary"}
-        noise = jax.tree.map(jnp.subtract, of_model, {name: plain[name] for name in of_model})
-        return after, Scores(found["canary"][where], number, plain["canary"][where], noise)
+        noise = {k: jax.tree.map(jnp.subtract, leaf, plain[k]) for k, leaf in seen.items() if k != "canary"}
+        return after, Scores(seen["canary"][where], number, plain["canary"][where], noise)
 
     return jax.lax.scan(one_round, algorithm.init(key, data), None, length=num_rounds)[1]
 
@@ -296,21 +289,35 @@ def audit(
     canaries: Canaries,
     key: Array,
     num_rounds: int,
+    dp_delta: float,
     *,
+    dp_epsilon: float,
+    claimed: Mechanism,
+    significance: float = 0.05,
+    neighboring_relation: str = "zero_out",
     num_releases: Callable[[Any, Any], Array] | None = None,
-    **claim: Any,
+    releases_total: bool = False,
+    in_sequence: bool = False,
 ) -> AuditResult:
     """Run the algorithm, attack every canary, bound epsilon from below, and check the mechanism.
 
     Args:
         algorithm, silent, released, data, canaries, key, num_rounds, num_releases: as for `canary_scores`.
-        claim: as for `judged`.
+        dp_delta: of the claim.
+        dp_epsilon: the epsilon that is claimed.
+        claimed: the mechanism that its accountant was told.
+        significance: in (0, 1), largest probability that the bound or a check refuses a run that is right: half for
+            the bound, half for the checks.
+        neighboring_relation: of the claim; a canary's coin decides between two such neighbors.
+        releases_total: all rows of what is released are one release.
+        in_sequence: later releases of a message depend on the noise of earlier ones. The model's noise is then looked
+            at in the first message only, which should hold one release.
 
     Returns:
         An `AuditResult` on all `num_rounds` rounds together.
 
     Raises:
-        ArgumentError: as `judged`, or fewer than one round.
+        ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
     """
     check.at_least(1, num_rounds=num_rounds)
     require_jax_privacy()
@@ -319,61 +326,20 @@ def audit(
     @jax.jit
     def run(key, data):
         data = data._replace(sizes=sizes)
-        return canary_scores(algorithm, released, data, canaries, key, num_rounds, num_releases, silent)
+        return canary_scores(algorithm, silent, released, data, canaries, key, num_rounds, num_releases)
 
-    return judged(run(key, data), canaries, **claim)
-
-
-def judged(
-    scores: Scores,
-    canaries: Canaries,
-    *,
-    dp_epsilon: float,
-    dp_delta: float,
-    claimed: Mechanism,
-    significance: float = 0.05,
-    neighboring_relation: str = "zero_out",
-    of_nodes: bool = True,
-    in_sequence: bool = False,
-) -> AuditResult:
-    """Compare a run with its claim.
-
-    Args:
-        scores: of `canary_scores`.
-        canaries: of `with_canaries`.
-        dp_epsilon: the epsilon that is claimed.
-        dp_delta: of the claim.
-        claimed: the mechanism that its accountant was told.
-        significance: in (0, 1), largest probability that the bound or a check refuses a run that is right: half for
-            the bound, half for the checks.
-        neighboring_relation: of the claim; a canary's coin decides between two such neighbors.
-        of_nodes: the rows of what is released have noise of their own; False where all rows are the same.
-        in_sequence: a message adds up releases of which the later ones depend on the noise of earlier ones. The model's
-            noise is then known in a first message of one release only.
-
-    Returns:
-        An `AuditResult`.
-
-    Raises:
-        ArgumentError: as `epsilon_lower_bound` and `check_mechanism`.
-    """
-    require_jax_privacy()
+    scores = jax.tree.map(np.asarray, run(key, data))
     sums, releases = np.asarray(scores.sums, np.float64), np.asarray(scores.releases, np.float64)
     bound, num_guesses, num_correct, threshold = epsilon_lower_bound(
         sums, canaries.included, dp_delta=dp_delta, significance=significance / 2
     )
-    noise, added = {}, None
-    if scores.added is not None:
-        nodes = canaries.nodes if of_nodes else np.zeros_like(canaries.nodes)
-        in_order, num_nodes = np.lexsort((canaries.coordinates, nodes)), nodes.max() + 1
-        each = np.bincount(nodes).min()  # as many at every node
-        places = np.concatenate([in_order[nodes[in_order] == node][:each] for node in range(num_nodes)])
-        shape, added = (len(releases), num_nodes, each), np.asarray(scores.added, np.float64)
-        noise = {"canary": (releases - added * canaries.included)[:, places].reshape(shape)}
-        rows, rounds = slice(num_nodes), slice(1 if in_sequence else None)
-        for path, leaf in tree.flatten_with_path(scores.noise):
-            noise["/".join(map(str, path))] = np.asarray(leaf)[rounds, rows]
-        added = np.where(canaries.included & claimed.stored, np.nan, added)[:, places].reshape(shape)
+    nodes = np.zeros_like(canaries.nodes) if releases_total else canaries.nodes
+    num_nodes, each = nodes.max() + 1, np.bincount(nodes).min()  # as many canaries of every node
+    places = np.stack([np.flatnonzero(nodes == node)[:each] for node in range(num_nodes)])
+    noise = {"canary": (releases - scores.added * canaries.included)[:, places]}
+    for path, leaf in tree.flatten_with_path(scores.noise):
+        noise["/".join(map(str, path))] = leaf[: 1 if in_sequence else None, :num_nodes]
+    added = np.where(canaries.included & claimed.stored, np.nan, scores.added)[:, places]
     checks = check_mechanism(
         releases,
         canaries.included,
@@ -381,7 +347,7 @@ def judged(
         dp_epsilon=dp_epsilon,
         dp_delta=dp_delta,
         significance=significance / 2,
-        counts=np.asarray(scores.counts),
+        counts=scores.counts,
         noise=noise,
         added=added,
     )

@@ -32,7 +32,7 @@ import scipy
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import binomial
-from jaxfl.privacy.audit_noise import POWER, Check, Mechanism, Make, batch_checks, noise_check, noise_checks, quantile
+from jaxfl.privacy.audit_noise import POWER, Check, Make, Mechanism, batch_checks, noise_check, noise_checks, quantile
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 
 

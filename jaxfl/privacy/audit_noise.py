@@ -21,18 +21,21 @@ squares follow a gamma distribution, or are taken for one with the same mean and
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import scipy
 
-from jaxfl.privacy import binomial
-
 POWER = 0.95  # probability with which the smallest error named is detected
 _ROUNDED = 1.01  # float32 rounding may let a sample add this many times its share
 _LEAST = 500  # products from which on their sum counts as normal
+_LEAST_VARIANCE = 25  # of a binomial count that counts as normal
+_SHORTEST = 8  # numbers of a vector whose correlations are looked at
+_AXES = ("round", "node", "coordinate")
 
 
 class Mechanism(NamedTuple):
@@ -79,9 +82,7 @@ def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: flo
         significance: in (0, 1); half of it for each side.
     """
     found = _gamma_check(name, sum_of_squares / claimed_std**2, degrees, 2 * degrees, 0.5, significance)
-    return found._replace(
-        measured=claimed_std * found.measured, claimed=claimed_std, limit=claimed_std * found.limit
-    )
+    return found._replace(measured=claimed_std * found.measured, claimed=claimed_std, limit=claimed_std * found.limit)
 
 
 def noise_checks(noise: Mapping[str, np.ndarray], claimed_std: float, counts: np.ndarray) -> list[Make]:
@@ -92,44 +93,26 @@ def noise_checks(noise: Mapping[str, np.ndarray], claimed_std: float, counts: np
         claimed_std: standard deviation of one release.
         counts: (K,), releases that each message adds up; messages without any are left out.
     """
-    if not noise:
-        return []
     layers = {}
     for name, leaf in noise.items():
-        number = counts[: len(leaf)]
-        scaled = leaf[number > 0] / (claimed_std * np.sqrt(number[number > 0]))[:, *[None] * (leaf.ndim - 1)]
-        layers[name] = scaled.reshape(*scaled.shape[:2], -1)
-    longest = max(map(len, layers.values()))
+        sent = counts[: len(leaf)] > 0
+        scale = claimed_std * np.sqrt(counts[: len(leaf)][sent])
+        layers[name] = leaf[sent].reshape(sent.sum(), leaf.shape[1], -1) / scale[:, None, None]
+    longest = max(map(len, layers.values()), default=0)
+    if longest == 0:
+        return []
     whole = np.concatenate([leaf for leaf in layers.values() if len(leaf) == longest], axis=2)
-    groups = {**layers, "all layers": whole}
-
-    def pairs(vectors: Callable[[np.ndarray], np.ndarray]) -> Iterable[_Tests]:
-        return (_pairs(name, vectors(leaf)) for name, leaf in groups.items())
-
-    def nodes(leaf):
-        return leaf.swapaxes(0, 1).reshape(leaf.shape[1], -1)
-
-    checks = {
-        "noise by node": [_squares("", whole, (1,))],
-        "noise by round": [_squares("", whole, (0,))],
-        "noise of layers": [
-            *(_squares(name, leaf, kept) for name, leaf in layers.items() for kept in ((), (0,), (1,), (0, 1))),
-            *(
-                _squares(f"{name}, sum of rounds", leaf.sum(axis=0, keepdims=True) / math.sqrt(len(leaf)), (1,))
-                for name, leaf in layers.items()
-            ),
-        ],
-        "noise of coordinates": [
-            _squares(name, leaf, kept) for name, leaf in layers.items() for kept in ((2,), (1, 2))
-        ],
-        "noise between nodes": pairs(nodes),
-        "noise between rounds": pairs(lambda leaf: leaf.reshape(len(leaf), -1)),
-        "noise between releases": pairs(lambda leaf: leaf.reshape(-1, leaf.shape[2])),
-        "noise between coordinates": pairs(lambda leaf: leaf.reshape(-1, leaf.shape[2]).T),
-        "noise at a distance": _lags(layers),
-        "shape of the noise": [_fourth(whole), *(_distribution(name, leaf) for name, leaf in groups.items())],
-    }
-    return [make for name, tests in checks.items() for make in _worst(name, tests)]
+    parts, repeated, shapes = [], [*_lags(layers)], [_fourth(whole)]
+    for name, leaf in {"all layers": whole, **layers}.items():
+        rounds, nodes, width = leaf.shape
+        parts += [_squares(name, leaf, kept) for kept in ((), (0,), (1,), (0, 1), (2,), (1, 2))]
+        parts.append(_squares(f"{name}, all rounds together", leaf.sum(0, keepdims=True) / math.sqrt(rounds), (1,)))
+        releases = leaf.reshape(-1, width)
+        repeated += _pairs(f"{name}, nodes", leaf.swapaxes(0, 1).reshape(nodes, -1))
+        repeated += _pairs(f"{name}, rounds", leaf.reshape(rounds, -1))
+        repeated += _pairs(f"{name}, releases", releases) + _pairs(f"{name}, coordinates", releases.T)
+        shapes.append(_distribution(name, leaf))
+    return [_worst("noise of layers", parts), _worst("repeated noise", repeated), _worst("shape of the noise", shapes)]
 
 
 def batch_checks(added: np.ndarray, claimed: Mechanism, counts: np.ndarray) -> list[Make]:
@@ -142,26 +125,25 @@ def batch_checks(added: np.ndarray, claimed: Mechanism, counts: np.ndarray) -> l
     """
     assert claimed.visit is not None
     assert claimed.rate is not None
-    added, counts, rate = added[counts > 0], counts[counts > 0, None, None], claimed.rate
-    visits, shown = added / claimed.visit, ~np.isnan(added[0])
+    added, counts, shown = added[counts > 0], counts[counts > 0, None, None], ~np.isnan(added[0])
+    visits, variance = added / claimed.visit, claimed.rate * (1 - claimed.rate)
     largest = float(np.nanmax(np.abs(visits) / counts))
-    unit = np.nan_to_num((visits - counts * rate) / np.sqrt(counts * rate * (1 - rate)))
-    drawn, trials = np.nan_to_num(visits), np.broadcast_to(counts * shown, visits.shape)
-    # Of a binary number in units of its deviation; of sums of them, it is that many times smaller.
-    excess, number = 1 / (rate * (1 - rate)) - 6, int(shown.sum())
-    sizes = unit.sum(axis=2) / np.sqrt(np.maximum(shown.sum(axis=1), 1))
-    of_sizes = excess * shown.shape[0] / number
-    checks = {
-        "batches": [
-            *(_counts(drawn, trials, kept, rate) for kept in ((), (0,), (1,), (0, 1))),
-            _gamma_tests("sizes", np.square(sizes).sum(), sizes.size, sizes.size * (2 + of_sizes)),
-            _gamma_tests("visits", np.square(unit).sum(), len(unit) * number, len(unit) * number * (2 + excess)),
-        ],
-        "batches between nodes": [_pairs("", unit.swapaxes(0, 1).reshape(len(shown), -1), excess)],
-        "batches between rounds": [_pairs("", unit[:, shown], excess)],
-    }
+    unit = np.nan_to_num((visits - counts * claimed.rate) / np.sqrt(counts * variance))
+    sums, sizes = unit.sum(axis=2), np.broadcast_to(shown.sum(axis=1), unit.shape[:2])
+    excess, number = 1 / variance - 6, int(sizes.sum())  # kurtosis of a binary number; sums of them have less
+    tests = [
+        _gamma_tests("sizes", np.square(sums).sum(), number, 2 * np.square(sizes).sum() + excess * number),
+        _gamma_tests("visits", np.square(unit).sum(), number, number * (2 + excess)),
+        *_pairs("nodes", unit.swapaxes(0, 1).reshape(len(shown), -1), excess),
+        *_pairs("rounds", unit[:, shown], excess),
+    ]
+    for kept in ((), (0,), (1,), (0, 1)):
+        others = tuple({0, 1} - set(kept))
+        if variance * sizes.sum(axis=others).min() >= _LEAST_VARIANCE:
+            label = functools.partial(_where, "rate", [_AXES[axis] for axis in kept])
+            tests.append(_means(label, sums.sum(axis=others), sizes.sum(axis=others)))
     visit = Check("largest visit", largest, 1.0, largest, largest > _ROUNDED, _ROUNDED)
-    return [lambda share: visit, *(make for name, tests in checks.items() for make in _worst(name, tests))]
+    return [lambda share: visit, _worst("batches", tests)]
 
 
 def quantile(tail: float) -> float:
@@ -169,32 +151,27 @@ def quantile(tail: float) -> float:
     return -float(scipy.special.ndtri(tail))
 
 
-def _worst(name: str, tests: Iterable[_Tests]) -> list[Make]:
-    """The check that reports the test with the smallest p-value; none where there are no tests."""
-    several = [one for one in tests if one.chances.size]
-    if not several:
-        return []
-    worst = min(several, key=lambda one: one.chances.min())
+def _worst(name: str, tests: Sequence[_Tests]) -> Make:
+    """The check that reports the test with the smallest p-value."""
+    worst = min(tests, key=lambda one: one.chances.min())
     place = np.unravel_index(int(worst.chances.argmin()), worst.chances.shape)
-    count = sum(one.chances.size for one in several)
+    count = sum(one.chances.size for one in tests)
 
     def make(share: float) -> Check:
         found = worst.check(tuple(map(int, place)), share / count)
-        return found._replace(name=f"{name} ({found.name})" if found.name else name)
+        return found._replace(name=f"{name} ({found.name})")
 
-    return [make]
+    return make
 
 
 def _gamma_check(name: str, total: float, mean: float, variance: float, root: float, share: float) -> Check:
     """Check a sum of squares, on both sides; the root of its ratio to the mean is shown."""
     shape, scale = mean**2 / variance, variance / mean
-    low, high, missed, seen = (
-        float(scipy.special.gammaincinv(shape, tail)) * scale for tail in (share / 2, 1 - share / 2, 1 - POWER, POWER)
-    )
-    lower, upper = total / high, math.inf if low == 0 else total / low
-    limit = upper if total < mean else lower
-    smallest = math.inf if low == 0 else max(seen / low, high / missed) ** root
-    return Check(name, (total / mean) ** root, 1.0, limit**root, not lower <= 1 <= upper, smallest)
+    tails = np.array([share / 2, 1 - share / 2, 1 - POWER, POWER])
+    low, high, missed, seen = map(float, scipy.special.gammaincinv(shape, tails) * scale)
+    lower, upper = (total / high) ** root, (total / max(low, 1e-300)) ** root
+    ratio, smallest = (total / mean) ** root, max(seen / max(low, 1e-300), high / missed) ** root
+    return Check(name, ratio, 1.0, upper if ratio < 1 else lower, not lower <= 1 <= upper, smallest)
 
 
 def _gamma_tests(
@@ -203,70 +180,74 @@ def _gamma_tests(
     """Tests of sums of squares of equal law, on both sides."""
     totals = np.asarray(totals)
     shape, at = mean**2 / variance, totals * mean / variance
-    lower, upper = scipy.special.gammainc(shape, at), scipy.special.gammaincc(shape, at)
+    smaller = np.minimum(scipy.special.gammainc(shape, at), scipy.special.gammaincc(shape, at))
 
     def check(place, share):
         return _gamma_check(_where(where, axes, place), float(totals[place]), mean, variance, root, share)
 
-    return _Tests(np.minimum(1.0, 2 * np.minimum(lower, upper)), check)
+    return _Tests(np.minimum(1.0, 2 * smaller), check)
 
 
 def _where(name: str, axes: Sequence[str], place: tuple[int, ...]) -> str:
     """Words for a place in a run."""
-    return ", ".join([name] * bool(name) + [f"{axis} {number}" for axis, number in zip(axes, place, strict=True)])
+    return ", ".join([name, *(f"{axis} {number}" for axis, number in zip(axes, place, strict=True))])
 
 
 def _squares(name: str, values: np.ndarray, kept: tuple[int, ...]) -> _Tests:
     """Tests of the sums of squares in each cell of the axes that are kept."""
-    others = tuple(axis for axis in range(3) if axis not in kept)
+    others = tuple({0, 1, 2} - set(kept))
     degrees = math.prod(values.shape[axis] for axis in others)
-    axes = [("round", "node", "coordinate")[axis] for axis in kept]
+    axes = [_AXES[axis] for axis in kept]
     return _gamma_tests(name, np.square(values).sum(axis=others), degrees, 2 * degrees, axes=axes)
 
 
-def _pairs(name: str, vectors: np.ndarray, excess: float = 0.0) -> _Tests:
+def _pairs(name: str, vectors: np.ndarray, excess: float = 0.0) -> list[_Tests]:
     """Test of the squared correlations of all pairs of vectors (s, N), of numbers with an excess kurtosis."""
     count, size = vectors.shape
     number = count * (count - 1) // 2
-    if number == 0 or size < 8:
-        return _Tests(np.zeros(0), lambda place, share: Check("", 1, 1, 1, False, math.inf))
+    if number == 0 or size < _SHORTEST:
+        return []
     norms = np.sqrt(np.square(vectors).sum(axis=1, keepdims=True))
     unit = vectors / np.where(norms > 0, norms, 1)
     gram = unit @ unit.T if count <= size else unit.T @ unit  # of equal sums of squares
     total = (np.square(gram).sum() - np.count_nonzero(norms)) / 2
     of_one = 2 * (size - 1) / (size**2 * (size + 2)) + excess**2 / size**3
-    return _gamma_tests(name, max(total, 0.0), number / size, number * of_one)
+    return [_gamma_tests(name, max(total, 0.0), number / size, number * of_one)]
 
 
-def _lags(layers: Mapping[str, np.ndarray]) -> Iterable[_Tests]:
+def _lags(layers: Mapping[str, np.ndarray]) -> Iterator[_Tests]:
     """Tests of the correlation at each distance of coordinates, within each layer and across each two."""
-    names, length = list(layers), 2 * max(leaf.shape[2] for leaf in layers.values())
+    length = 2 * max((leaf.shape[2] for leaf in layers.values()), default=1)
     waves = {name: np.fft.rfft(leaf, length) for name, leaf in layers.items()}
-    for i, one in enumerate(names):
-        for other in names[i:]:
-            rounds = min(len(layers[one]), len(layers[other]))
-            products = (waves[one][:rounds].conj() * waves[other][:rounds]).sum(axis=(0, 1))
-            own, others = layers[one].shape[2], layers[other].shape[2]
-            distances = np.arange(1 if one == other else 1 - own, others)
-            overlap = np.minimum(own, others - distances) - np.maximum(0, -distances)
-            sizes = overlap * rounds * layers[one].shape[1]
-            found = np.fft.irfft(products, length)[distances][sizes >= _LEAST]
-            where = one if one == other else f"{one} and {other}"
-            yield _correlations(where, found, sizes[sizes >= _LEAST], distances[sizes >= _LEAST])
+    for one, other in itertools.combinations_with_replacement(layers, 2):
+        rounds = min(len(layers[one]), len(layers[other]))
+        products = (waves[one][:rounds].conj() * waves[other][:rounds]).sum(axis=(0, 1))
+        own, others = layers[one].shape[2], layers[other].shape[2]
+        distances = np.arange(1 if one == other else 1 - own, others)
+        overlap = np.minimum(own, others - distances) - np.maximum(0, -distances)
+        sizes = overlap * rounds * layers[one].shape[1]
+        distances, sizes = distances[sizes >= _LEAST], sizes[sizes >= _LEAST]
+        if sizes.size:
+            names = one if one == other else f"{one} and {other}"
+            label = functools.partial(_apart, names, distances)
+            yield _means(label, np.fft.irfft(products, length)[distances], sizes)
 
 
-def _correlations(where: str, sums: np.ndarray, sizes: np.ndarray, distances: np.ndarray) -> _Tests:
-    """Tests of sums of products of independent standard normal numbers; 1 + their mean is shown."""
+def _apart(names: str, distances: np.ndarray, place: tuple[int, ...]) -> str:
+    """Words for a distance of coordinates."""
+    return f"{names}, {distances[place]} apart"
+
+
+def _means(label: Callable[[tuple[int, ...]], str], sums: np.ndarray, sizes: np.ndarray) -> _Tests:
+    """Tests of sums of uncorrelated numbers of mean 0 and variance 1, taken for normal; 1 + their mean is shown."""
 
     def check(place, share):
-        (at,) = place
-        mean, error = float(sums[at] / sizes[at]), 1 / math.sqrt(sizes[at])
-        width = quantile(share / 2) * error
-        smallest = 1 + width + quantile(1 - POWER) * error
+        mean, error = float(sums[place] / sizes[place]), 1 / math.sqrt(sizes[place])
+        width, seen = quantile(share / 2) * error, quantile(1 - POWER) * error
         limit = 1 + mean - math.copysign(width, mean)
-        return Check(f"{where}, {distances[at]} apart", 1 + mean, 1.0, limit, abs(mean) > width, smallest)
+        return Check(label(place), 1 + mean, 1.0, limit, abs(mean) > width, 1 + width + seen)
 
-    return _Tests(2 * scipy.special.ndtr(-np.abs(sums) / np.sqrt(sizes)), check)
+    return _Tests(np.asarray(2 * scipy.special.ndtr(-np.abs(sums) / np.sqrt(sizes))), check)
 
 
 def _fourth(values: np.ndarray) -> _Tests:
@@ -277,32 +258,12 @@ def _fourth(values: np.ndarray) -> _Tests:
 def _distribution(name: str, values: np.ndarray) -> _Tests:
     """Kolmogorov's test of standard normal numbers; 1 + the largest distance of the distributions is shown."""
     below, size = scipy.special.ndtr(np.sort(values, axis=None)), values.size
-    steps = np.arange(size + 1) / size
+    steps, root = np.arange(size + 1) / size, math.sqrt(size)
     distance = float(max((steps[1:] - below).max(), (below - steps[:-1]).max()))
 
     def check(place, share):
-        width = float(scipy.special.kolmogi(share)) / math.sqrt(size)
-        smallest = 1 + width + float(scipy.special.kolmogi(1 - POWER)) / math.sqrt(size)
-        return Check(f"distribution, {name}", 1 + distance, 1.0, 1 + distance - width, distance > width, smallest)
+        width, seen = (float(scipy.special.kolmogi(tail)) / root for tail in (share, 1 - POWER))
+        limit = 1 + distance - width
+        return Check(f"{name}, distribution", 1 + distance, 1.0, limit, limit > 1, 1 + width + seen)
 
-    return _Tests(np.asarray(scipy.special.kolmogorov(math.sqrt(size) * distance)), check)
-
-
-def _counts(drawn: np.ndarray, trials: np.ndarray, kept: tuple[int, ...], rate: float) -> _Tests:
-    """Tests of binomial counts of canaries in batches, in each cell of the axes that are kept."""
-    others = tuple(axis for axis in range(3) if axis not in kept)
-    counts, numbers = np.rint(drawn.sum(axis=others)), trials.sum(axis=others)
-    counts = np.clip(counts, 0, numbers)
-    upper, lower = binomial.above(counts - 1, numbers, rate), 1 - binomial.above(counts, numbers, rate)
-    axes = [("round", "node")[axis] for axis in kept]
-
-    def check(place, share):
-        mean, number = float(counts[place] / numbers[place]), float(numbers[place])
-        error = math.sqrt(rate * (1 - rate) / number) / rate
-        width = quantile(share / 2) * error
-        ratio = mean / rate
-        refuted = float(np.minimum(lower, upper)[place]) < share / 2
-        limit, smallest = ratio - math.copysign(width, ratio - 1), 1 + width + quantile(1 - POWER) * error
-        return Check(_where("rate", axes, place), ratio, 1.0, limit, refuted, smallest)
-
-    return _Tests(np.minimum(1.0, 2 * np.minimum(lower, upper)), check)
+    return _Tests(np.asarray(scipy.special.kolmogorov(root * distance)), check)

@@ -97,13 +97,14 @@ def noise_checks(noise: Mapping[str, np.ndarray], claimed_std: float, counts: np
     for name, leaf in noise.items():
         sent = counts[: len(leaf)] > 0
         scale = claimed_std * np.sqrt(counts[: len(leaf)][sent])
-        layers[name] = leaf[sent].reshape(sent.sum(), leaf.shape[1], -1) / scale[:, None, None]
-    longest = max(map(len, layers.values()), default=0)
-    if longest == 0:
+        if sent.any():
+            layers[name] = leaf[sent].reshape(len(scale), leaf.shape[1], -1) / scale[:, None, None]
+    if not layers:
         return []
+    longest = max(map(len, layers.values()))
     whole = np.concatenate([leaf for leaf in layers.values() if len(leaf) == longest], axis=2)
     parts, repeated, shapes = [], [*_lags(layers)], [_fourth(whole)]
-    for name, leaf in {"all layers": whole, **layers}.items():
+    for name, leaf in {**layers, "all layers": whole}.items():
         rounds, nodes, width = leaf.shape
         parts += [_squares(name, leaf, kept) for kept in ((), (0,), (1,), (0, 1), (2,), (1, 2))]
         parts.append(_squares(f"{name}, all rounds together", leaf.sum(0, keepdims=True) / math.sqrt(rounds), (1,)))
@@ -217,7 +218,7 @@ def _pairs(name: str, vectors: np.ndarray, excess: float = 0.0) -> list[_Tests]:
 
 def _lags(layers: Mapping[str, np.ndarray]) -> Iterator[_Tests]:
     """Tests of the correlation at each distance of coordinates, within each layer and across each two."""
-    length = 2 * max((leaf.shape[2] for leaf in layers.values()), default=1)
+    length = 2 * max(leaf.shape[2] for leaf in layers.values())
     waves = {name: np.fft.rfft(leaf, length) for name, leaf in layers.items()}
     for one, other in itertools.combinations_with_replacement(layers, 2):
         rounds = min(len(layers[one]), len(layers[other]))

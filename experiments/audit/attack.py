@@ -119,7 +119,10 @@ def ready(row: Row) -> Ready:
     task, data, _ = method.add_canaries(config, *config.problem())
     learner = method.learner(config, task, config.used_noise_std(noise_std))
     start_state = check_start(learner.algorithm, jax.random.key(config.run.seed), data)
-    require_fits("hidden", num_bytes(start_state), {}, remedy="Take a smaller model, or fewer canaries.")
+    noise = learner.num_rounds * num_bytes(jax.eval_shape(learner.released, start_state, start_state))
+    # The noise of every message is kept, in float64, and transformed.
+    needed, remedy = num_bytes(start_state) + 12 * noise, "Take a smaller model, fewer canaries, or fewer iterations."
+    require_fits("hidden", needed, {}, remedy=remedy)
     return Ready(row, statement, noise_std, time.perf_counter() - start)
 
 
@@ -223,8 +226,10 @@ def _ratio(check: Check) -> float:
 
 def _checks_table(audits: Mapping[str, Audited]) -> Table:
     """Table of each mechanism's measured values, and of the smallest error that a check would have seen."""
-    caption = "limit: the end of the confidence interval that is nearer to 1; noise is refuted if 1 lies outside of it,"
-    caption += " all else if the limit lies above 1"
+    caption = "limit: the end of the confidence interval that is nearer to 1; noise and batches are refuted if 1 lies"
+    caption += (
+        " outside of it, all else if the limit lies above 1; in brackets: the place that is farthest from the claim"
+    )
     table = Table(title="mechanism: measured over claimed", caption=caption)
     numbers = ("measured /\nclaimed", "limit", "smallest\nerror seen")
     for heading in ("case", "check", *numbers[:2], "verdict", numbers[2]):
@@ -236,7 +241,8 @@ def _checks_table(audits: Mapping[str, Audited]) -> Table:
         ]
         rows += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in one.result.checks]
         for i, (label, ratio, limit, fails, smallest) in enumerate(rows):
-            limit_text = (rounded_up if label.startswith("noise") and limit < 1 else rounded_down)(limit, 3)
+            two_sided = label.startswith(("noise", "repeated", "shape", "batches"))
+            limit_text = (rounded_up if two_sided and limit < 1 else rounded_down)(limit, 3)
             cells = ("" if ratio is None else f"{ratio:.3f}", limit_text, "REFUTED" if fails else "passed")
             table.add_row(name if i == 0 else "", label, *cells, rounded_up(smallest, 3) if smallest < 100 else "none")
     return table

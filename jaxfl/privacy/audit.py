@@ -54,11 +54,6 @@ class Scores(NamedTuple):
     added: Array  # (K, m), float32, the same without noise and with all canaries included
     noise: PyTree  # leaves (K, n, *leaf), float32, noise of each message in the model
 
-    @property
-    def sums(self) -> Array:
-        """Sums over rounds, (m,): high for a canary that seems included."""
-        return self.releases.sum(axis=0)
-
 
 class AuditResult(NamedTuple):
     """Findings of an audit."""
@@ -313,9 +308,6 @@ def audit(
         in_sequence: later releases of a message depend on the noise of earlier ones. The model's noise is then looked
             at in the first message only, which should hold one release.
 
-    Returns:
-        An `AuditResult` on all `num_rounds` rounds together.
-
     Raises:
         ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
     """
@@ -329,7 +321,8 @@ def audit(
         return canary_scores(algorithm, silent, released, data, canaries, key, num_rounds, num_releases)
 
     scores = jax.tree.map(np.asarray, run(key, data))
-    sums, releases = np.asarray(scores.sums, np.float64), np.asarray(scores.releases, np.float64)
+    releases = np.asarray(scores.releases, np.float64)
+    sums = releases.sum(axis=0)
     bound, num_guesses, num_correct, threshold = epsilon_lower_bound(
         sums, canaries.included, dp_delta=dp_delta, significance=significance / 2
     )

@@ -152,18 +152,13 @@ def _signal(sums: np.ndarray, included: np.ndarray, claimed: Mechanism, share: f
     measured, error = _difference(sums, included)
     limit = measured - quantile(share) * error
     # Of a right run: the interval's width with the claimed noise.
-    width = _of_all(claimed) * math.sqrt(1 / included.sum() + 1 / (~included).sum())
+    width = claimed.noise_std * math.sqrt(claimed.num_releases * (1 / included.sum() + 1 / (~included).sum()))
     smallest = 1 + (quantile(share) + quantile(1 - POWER)) * width / claimed.signal
     return Check("signal", measured, claimed.signal, limit, limit > claimed.signal, smallest)
 
 
 def _gaussian(
-    sums: np.ndarray,
-    included: np.ndarray,
-    claimed: Mechanism,
-    dp_epsilon: float,
-    dp_delta: float,
-    share: float,
+    sums: np.ndarray, included: np.ndarray, claimed: Mechanism, dp_epsilon: float, dp_delta: float, share: float
 ) -> Check:
     """Check that a lower bound on mu costs no more than the claim; half of the share for signal, half for noise."""
     measured, error = _difference(sums, included)
@@ -183,14 +178,10 @@ def _gaussian(
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (middle, high) if gaussian_epsilon(middle, dp_delta) <= dp_epsilon else (low, middle)
-    smallest = (high * widest + (deviations + quantile(1 - POWER)) * width) * _of_all(claimed) / claimed.signal
+    of_all = claimed.noise_std * math.sqrt(claimed.num_releases)
+    smallest = (high * widest + (deviations + quantile(1 - POWER)) * width) * of_all / claimed.signal
     found = gaussian_epsilon(max(0.0, measured / noise), dp_delta)
     return Check("Gaussian epsilon", found, dp_epsilon, limit, limit > dp_epsilon, max(1.0, smallest))
-
-
-def _of_all(claimed: Mechanism) -> float:
-    """Compute the standard deviation of the noise of all releases together."""
-    return claimed.noise_std * math.sqrt(claimed.num_releases)
 
 
 def _difference(sums: np.ndarray, included: np.ndarray) -> tuple[float, float]:

@@ -3,17 +3,17 @@
 Noise is the difference of two rounds from the same state, one with noise and one without. In units of the claimed
 standard deviation it is a set of independent normal numbers z[round, node, coordinate] in every layer:
 
-- squares: their sum over any part of the run (a node, a round, a layer, a coordinate) is chi-square. So is that of
-  the sums over rounds;
-- pairs: nodes, rounds, releases and coordinates are vectors of such numbers. The squared correlation of two of N
-  numbers is 1 / N on average, with variance 2 (N - 1) / (N^2 (N + 2)), and different pairs are uncorrelated. Noise that
-  is used twice, in whatever order, makes the sum over all pairs too large;
-- lags: the correlation of coordinates at each distance from each other, within a layer and across two;
-- shape: the mean fourth power is 3, and the distribution is normal (Kolmogorov and Smirnov).
+- noise of layers: the sum of squares of any part of the run (a layer, there a node, a round, a coordinate) is
+  chi-square. So is that of sums over rounds;
+- repeated noise: nodes, rounds, releases and coordinates are vectors of such numbers. The squared correlation of two of
+  N numbers is 1 / N on average, with variance 2 (N - 1) / (N^2 (N + 2)), and different pairs are uncorrelated. Noise
+  that is used twice, in whatever order, makes the sum over all pairs too large. Coordinates at one distance from each
+  other, within a layer or across two, have a correlation of their own;
+- shape of the noise: the mean fourth power is 3, and the distribution is normal (Kolmogorov and Smirnov).
 
 Batches show in rounds without noise, with all canaries in the data. A Poisson batch holds each of them with probability
-q, independently of all others, of rounds and of nodes: counts in any part of the run are binomial, and the variance of
-a count and the correlations of rounds and nodes are those of independent draws.
+q, independently of all others, of rounds and of nodes. So much is known of counts in any part of the run, of their
+variance, and of the correlations of rounds and nodes. The largest visit is what a sample adds at most.
 
 A check has a list of tests and reports the one with the smallest p-value, which it multiplies by their number. Sums of
 squares follow a gamma distribution, or are taken for one with the same mean and variance.
@@ -103,7 +103,8 @@ def noise_checks(noise: Mapping[str, np.ndarray], claimed_std: float, counts: np
         return []
     longest = max(map(len, layers.values()))
     whole = np.concatenate([leaf for leaf in layers.values() if len(leaf) == longest], axis=2)
-    parts, repeated, shapes = [], [*_lags(layers)], [_fourth(whole)]
+    parts, repeated, fourth = [], [*_lags(layers)], np.square(np.square(whole)).sum()
+    shapes = [_gamma_tests("fourth moment", fourth, 3 * whole.size, 96 * whole.size, 1.0)]
     for name, leaf in {**layers, "all layers": whole}.items():
         rounds, nodes, width = leaf.shape
         parts += [_squares(name, leaf, kept) for kept in ((), (0,), (1,), (0, 1), (2,), (1, 2))]
@@ -230,13 +231,8 @@ def _lags(layers: Mapping[str, np.ndarray]) -> Iterator[_Tests]:
         distances, sizes = distances[sizes >= _LEAST], sizes[sizes >= _LEAST]
         if sizes.size:
             names = one if one == other else f"{one} and {other}"
-            label = functools.partial(_apart, names, distances)
+            label = functools.partial(lambda names, apart, place: f"{names}, {apart[place]} apart", names, distances)
             yield _means(label, np.fft.irfft(products, length)[distances], sizes)
-
-
-def _apart(names: str, distances: np.ndarray, place: tuple[int, ...]) -> str:
-    """Words for a distance of coordinates."""
-    return f"{names}, {distances[place]} apart"
 
 
 def _means(label: Callable[[tuple[int, ...]], str], sums: np.ndarray, sizes: np.ndarray) -> _Tests:
@@ -249,11 +245,6 @@ def _means(label: Callable[[tuple[int, ...]], str], sums: np.ndarray, sizes: np.
         return Check(label(place), 1 + mean, 1.0, limit, abs(mean) > width, 1 + width + seen)
 
     return _Tests(np.asarray(2 * scipy.special.ndtr(-np.abs(sums) / np.sqrt(sizes))), check)
-
-
-def _fourth(values: np.ndarray) -> _Tests:
-    """Test of the mean fourth power of standard normal numbers, which is 3; its ratio to 3 is shown."""
-    return _gamma_tests("fourth moment", np.square(np.square(values)).sum(), 3 * values.size, 96 * values.size, 1.0)
 
 
 def _distribution(name: str, values: np.ndarray) -> _Tests:

@@ -240,7 +240,7 @@ def bounds(method, noise_std, seeds=(0, 1), clip_norm: float | None = CLIP):
     found = []
     for seed in seeds:
         _, data, canaries = made(seed)
-        values = np.asarray(scores(noise_std, clip_norm, jax.random.key(seed), data).sums)
+        values = np.asarray(scores(noise_std, clip_norm, jax.random.key(seed), data).releases).sum(axis=0)
         found.append(epsilon_lower_bound(values, canaries.included, dp_delta=DELTA)[0])
     return np.array(found)
 
@@ -251,7 +251,7 @@ def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
     """Without noise a canary counts clip_norm / b a visit in a mini-batch, and clip_norm / J in every round of SAGA."""
     made, scores = scorer(method)
     _, data, canaries = made(0)
-    found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data).sums)
+    found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data).releases).sum(axis=0)
     np.testing.assert_allclose(found[~canaries.included], 0, atol=1e-5 * CLIP / BATCH * ROUNDS)
     visits = found[canaries.included] * (SIZE if method == PRIVSGP_VR else BATCH) / CLIP
     np.testing.assert_allclose(visits, np.round(visits), atol=1e-3)

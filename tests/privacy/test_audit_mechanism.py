@@ -112,8 +112,8 @@ def test_no_noise_at_all_is_refused_in_words():
     """Left-out canaries release exactly 0, which once ended in a ZeroDivisionError."""
     included = np.arange(2000) % 2 == 0
     releases = np.zeros((4, 2000)) + 0.05 * included
-    claim = {"dp_epsilon": 1.0, "dp_delta": 1e-5, "significance": 0.05}
-    made = check_mechanism(releases, included, Mechanism(1.0, 0.2, 4), **claim)
+    claimed = Mechanism(1.0, 0.2, 4)
+    made = check_mechanism(releases, included, claimed, dp_epsilon=1.0, dp_delta=1e-5, significance=0.05)
     refused = {check.name: check for check in made if check.refuted}
     assert "noise of one release (none: left-out canaries release exactly 0)" in refused
     assert {"noise of all releases", "Gaussian epsilon"} <= set(refused)

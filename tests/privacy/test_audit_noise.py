@@ -14,7 +14,7 @@ CLAIMED = Mechanism(STD, 1.0, ROUNDS, visit=VISIT, rate=RATE)
 ONES = np.ones(ROUNDS, int)
 
 
-def noise_of(seed, shape=()):
+def noise_of(seed):
     """Right noise of every layer, in deviations."""
     rng = np.random.default_rng(seed)
     return {name: rng.normal(size=(ROUNDS, NODES, *leaf)) for name, leaf in LAYERS.items()}

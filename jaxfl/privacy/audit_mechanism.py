@@ -97,7 +97,7 @@ def check_mechanism(
         found = f"{int(included.sum())} of {included.size} are included"
         raise ArgumentError("included", "must have two canaries of True and two of False", found, "Take more canaries.")
     sent, sums, left_out = counts > 0, releases.sum(axis=0), releases[:, ~included]
-    std, num_releases = claimed.noise_std, int(counts.sum())
+    std, visit, rate, num_releases = claimed.noise_std, claimed.visit, claimed.rate, int(counts.sum())
     squares = float((np.square(left_out[sent]) / counts[sent, None]).sum())
     of_seen = std * math.sqrt(max(num_releases, 1))  # a run may stop before its budget is spent
     one, every = "noise of one release", "noise of all releases"
@@ -107,7 +107,7 @@ def check_mechanism(
         lambda share: noise_check(one, squares, left_out[sent].size, std, share),
         lambda share: noise_check(every, np.square(sums[~included]).sum(), left_out.shape[1], of_seen, share),
         *noise_checks(noise, std, counts),
-        *([] if added is None or claimed.rate is None else batch_checks(added, claimed, counts)),
+        *([] if added is None or visit is None or rate is None else batch_checks(added, visit, rate, counts)),
         lambda share: _signal(sums, included, claimed, share),
         lambda share: _gaussian(sums, included, claimed, dp_epsilon, dp_delta, share),
     ]

@@ -15,8 +15,8 @@ Batches show in rounds without noise, with all canaries in the data. A Poisson b
 q, independently of all others, of rounds and of nodes. So much is known of counts in any part of the run, of their
 variance, and of the correlations of rounds and nodes. The largest visit is what a sample adds at most.
 
-A check has a list of tests and reports the one with the smallest p-value, which it multiplies by their number. Sums of
-squares follow a gamma distribution, or are taken for one with the same mean and variance.
+A check has a list of tests and reports the one with the smallest p-value, which it multiplies by their number, and the
+smallest error that any of them sees. Sums of squares are taken for gamma variables of their mean and variance.
 """
 
 from __future__ import annotations
@@ -117,20 +117,18 @@ def noise_checks(noise: Mapping[str, np.ndarray], claimed_std: float, counts: np
     return [_worst("noise of layers", parts), _worst("repeated noise", repeated), _worst("shape of the noise", shapes)]
 
 
-def batch_checks(added: np.ndarray, claimed: Mechanism, counts: np.ndarray) -> list[Make]:
+def batch_checks(added: np.ndarray, visit: float, rate: float, counts: np.ndarray) -> list[Make]:
     """Checks of Poisson batches by what canaries add to messages without noise.
 
     Args:
         added: (K, n, c), of each canary; NaN where a table hides it.
-        claimed: with `visit` and `rate`.
+        visit, rate: as in `Mechanism`.
         counts: (K,), releases that each message adds up.
     """
-    assert claimed.visit is not None
-    assert claimed.rate is not None
     added, counts, shown = added[counts > 0], counts[counts > 0, None, None], ~np.isnan(added[0])
-    visits, variance = added / claimed.visit, claimed.rate * (1 - claimed.rate)
+    visits, variance = added / visit, rate * (1 - rate)
     largest = float(np.nanmax(np.abs(visits) / counts))
-    unit = np.nan_to_num((visits - counts * claimed.rate) / np.sqrt(counts * variance))
+    unit = np.nan_to_num((visits - counts * rate) / np.sqrt(counts * variance))
     sums, sizes = unit.sum(axis=2), np.broadcast_to(shown.sum(axis=1), unit.shape[:2])
     excess, number = 1 / variance - 6, int(sizes.sum())  # kurtosis of a binary number; sums of them have less
     tests = [
@@ -144,8 +142,8 @@ def batch_checks(added: np.ndarray, claimed: Mechanism, counts: np.ndarray) -> l
         if variance * sizes.sum(axis=others).min() >= _LEAST_VARIANCE:
             label = functools.partial(_where, "rate", [_AXES[axis] for axis in kept])
             tests.append(_means(label, sums.sum(axis=others), sizes.sum(axis=others)))
-    visit = Check("largest visit", largest, 1.0, largest, largest > _ROUNDED, _ROUNDED)
-    return [lambda share: visit, _worst("batches", tests)]
+    most = Check("largest visit", largest, 1.0, largest, largest > _ROUNDED, _ROUNDED)
+    return [lambda share: most, _worst("batches", tests)]
 
 
 def quantile(tail: float) -> float:
@@ -161,7 +159,8 @@ def _worst(name: str, tests: Sequence[_Tests]) -> Make:
 
     def make(share: float) -> Check:
         found = worst.check(tuple(map(int, place)), share / count)
-        return found._replace(name=f"{name} ({found.name})")
+        smallest = min(one.check((0,) * one.chances.ndim, share / count).smallest_error for one in tests)
+        return found._replace(name=f"{name} ({found.name})", smallest_error=smallest)
 
     return make
 

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from jaxfl.privacy.audit_noise import Mechanism, batch_checks, noise_check, noise_checks
+from jaxfl.privacy.audit_noise import batch_checks, noise_check, noise_checks
 
 ROUNDS, NODES, STD, RATE, VISIT, EACH = 12, 5, 3.0, 0.9, 0.01, 400
 LAYERS = {"canary": (EACH,), "dense/bias": (10,), "dense/kernel": (20, 10)}
-CLAIMED = Mechanism(STD, 1.0, ROUNDS, visit=VISIT, rate=RATE)
 ONES = np.ones(ROUNDS, int)
 
 
@@ -34,9 +33,9 @@ def of_noise(noise, significance=0.02, counts=ONES):
     return verdicts(noise_checks({name: STD * leaf for name, leaf in noise.items()}, STD, counts), significance)
 
 
-def of_batches(batches, significance=0.02, counts=ONES, claimed=CLAIMED):
+def of_batches(batches, significance=0.02, counts=ONES):
     """Name -> refuted."""
-    return verdicts(batch_checks(VISIT * np.asarray(batches, float), claimed, counts), significance)
+    return verdicts(batch_checks(VISIT * np.asarray(batches, float), VISIT, RATE, counts), significance)
 
 
 @pytest.mark.statistical

@@ -150,7 +150,7 @@ def cut(leaf: Any, drawn: Drawn, name: str) -> Any:
 def some_without(leaf: Any, drawn: Drawn) -> Any:
     d = leaf.shape[1]
     kept = order(d) >= round(0.05 * d)
-    return leaf * kept / np.sqrt(kept.mean())
+    return jnp.where(kept, leaf / np.float32(np.sqrt(kept.mean())), 0)
 
 
 def chosen(drawn: Drawn, members: Any) -> Batch:
@@ -201,10 +201,10 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "4 times too small": Fault(std=1 / 4),
         "1.25 times too large": Fault(std=1.25),
         "none at all": Fault(std=0.0),
-        "none after round 0": each(lambda leaf, drawn, name: leaf * (drawn.round == 0)),
+        "none after round 0": each(lambda leaf, drawn, name: jnp.where(drawn.round == 0, leaf, 0)),
         "2 % smaller in every round": each(lambda leaf, drawn, name: leaf * 0.98**drawn.round),
         "none in every fourth round, more in the others": each(
-            lambda leaf, drawn, name: leaf * (drawn.round % 4 != 0) * np.sqrt(4 / 3)
+            lambda leaf, drawn, name: jnp.where(drawn.round % 4 != 0, np.float32(np.sqrt(4 / 3)) * leaf, 0)
         ),
     },
     "sites": {
@@ -215,7 +215,7 @@ FAULTS: dict[str, dict[str, Fault]] = {
     "layers": {
         "one without noise": each(lambda leaf, drawn, name: 0 * leaf, only=BIAS),
         "one without noise after round 0": each(lambda leaf, drawn, name: leaf * (drawn.round == 0), only=BIAS),
-        "the model without noise after round 0": model(lambda leaf, drawn, name: leaf * (drawn.round == 0)),
+        "the model without noise after round 0": model(lambda leaf, drawn, name: jnp.where(drawn.round == 0, leaf, 0)),
         "one without noise at one site": each(sites(1, 1, 0, 1, 1), only=BIAS),
         "one with half of the noise": each(lambda leaf, drawn, name: leaf / 2, only=KERNEL),
         "one with the same noise in every round": from_round(lambda k: 0 * k, only=BIAS),

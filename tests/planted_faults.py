@@ -214,7 +214,9 @@ FAULTS: dict[str, dict[str, Fault]] = {
     },
     "layers": {
         "one without noise": each(lambda leaf, drawn, name: 0 * leaf, only=BIAS),
-        "one without noise after round 0": each(lambda leaf, drawn, name: leaf * (drawn.round == 0), only=BIAS),
+        "one without noise after round 0": each(
+            lambda leaf, drawn, name: jnp.where(drawn.round == 0, leaf, 0), only=BIAS
+        ),
         "the model without noise after round 0": model(lambda leaf, drawn, name: jnp.where(drawn.round == 0, leaf, 0)),
         "one without noise at one site": each(sites(1, 1, 0, 1, 1), only=BIAS),
         "one with half of the noise": each(lambda leaf, drawn, name: leaf / 2, only=KERNEL),

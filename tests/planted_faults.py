@@ -96,16 +96,6 @@ def order(d: int, seed: int = 7) -> np.ndarray:
     return np.random.default_rng(seed).permutation(d)
 
 
-def halves_repeat(leaf: Any, drawn: Drawn) -> Any:
-    half = leaf.shape[1] // 2
-    return leaf.at[:, half : 2 * half].set(leaf[:, :half])
-
-
-def shuffled_half(leaf: Any, drawn: Drawn) -> Any:
-    places, half = order(leaf.shape[1]), leaf.shape[1] // 2
-    return leaf.at[:, places[half : 2 * half]].set(leaf[:, places[:half]])
-
-
 def correlated(distance: Callable[[int], int], rho: float, shuffled: bool = False) -> Callable[[Any, Drawn], Any]:
     """Pairs of coordinates at a distance, in the leaf's order or a random one."""
 
@@ -235,8 +225,8 @@ FAULTS: dict[str, dict[str, Fault]] = {
             lambda leaf, drawn, name: (leaf - leaf.mean(axis=0)) / np.sqrt(1 - 1 / len(leaf))
         ),
         "one number for all of a layer": flat(lambda leaf, drawn: jnp.broadcast_to(leaf[:, :1], leaf.shape)),
-        "second half of every layer as the first": flat(halves_repeat),
-        "half of every layer as the other, in random order": flat(shuffled_half),
+        "second half of every layer as the first": flat(correlated(lambda d: d // 2, 1.0)),
+        "half of every layer as the other, in random order": flat(correlated(lambda d: d // 2, 1.0, shuffled=True)),
         "in two layers": Fault(two_layers),
         "adjacent coordinates correlated 0.3": flat(correlated(lambda d: 1, 0.3)),
         "far coordinates correlated 0.3": flat(correlated(lambda d: d // 2, 0.3)),

@@ -20,14 +20,14 @@ from jaxfl.frame.options import text_of
 from jaxfl.frame.run import new_run_directory, saved_options
 from jaxfl.gradients.memory import require_fits
 from jaxfl.privacy.audit import AuditResult, Canaries, audit, require_jax_privacy
-from jaxfl.privacy.audit_mechanism import POWER, Check, noise_of_layers
+from jaxfl.privacy.audit_mechanism import POWER, Check
 from jaxfl.privacy.statements import RELATIONS, Statement, rounded_down, rounded_up
 from jaxfl.training import RunDirectory, open_run
 from jaxfl.training.chunks import check_start
 from jaxfl.training.summary import write_results
 
 from .methods import METHODS
-from .options import WHOLE_CLIENTS, Configuration, check_config
+from .options import SINGLE, Configuration, check_config
 
 
 class Audited(NamedTuple):
@@ -119,7 +119,10 @@ def ready(row: Row) -> Ready:
     task, data, _ = method.add_canaries(config, *config.problem())
     learner = method.learner(config, task, config.used_noise_std(noise_std))
     start_state = check_start(learner.algorithm, jax.random.key(config.run.seed), data)
-    require_fits("hidden", num_bytes(start_state), {}, remedy="Take a smaller model, or fewer canaries.")
+    noise = learner.num_rounds * num_bytes(jax.eval_shape(learner.released, start_state, start_state))
+    # The noise of every message is kept, in float64, and transformed.
+    needed, remedy = num_bytes(start_state) + 12 * noise, "Take a smaller model, fewer canaries, or fewer iterations."
+    require_fits("hidden", needed, {}, remedy=remedy)
     return Ready(row, statement, noise_std, time.perf_counter() - start)
 
 
@@ -132,11 +135,9 @@ def measured(lane: Ready, num_audits: int) -> Audited:
     task, data, canaries = method.add_canaries(config, *config.problem())
     learner, silent = (method.learner(config, task, std) for std in (config.used_noise_std(noise_std), 0.0))
     key = jax.random.key(config.run.seed)
-    # The states of A(DP)2SGD and of a server show one release, in every row.
-    rows = slice(0, 1) if method.releases_total or config.learning.method in WHOLE_CLIENTS else slice(None)
-    of_layers = noise_of_layers(learner.algorithm, silent.algorithm, learner.released, data, key, rows)
     result = audit(
         learner.algorithm,
+        silent.algorithm,
         learner.released,
         data,
         canaries,
@@ -144,11 +145,12 @@ def measured(lane: Ready, num_audits: int) -> Audited:
         learner.num_rounds,
         config.claim.dp_delta,
         dp_epsilon=statement.dp_epsilon,
-        claimed=config.mechanism(noise_std, config.data.nodes if method.releases_total else 1),
+        claimed=config.mechanism(noise_std, stored=method.stored, releases_total=method.releases_total),
         significance=config.claim.significance / num_audits,
         neighboring_relation=statement.neighboring_relation,
         num_releases=learner.num_releases,
-        of_layers=of_layers,
+        releases_total=method.releases_total,
+        in_sequence=method.releases_total or config.learning.method in SINGLE,
     )
     return Audited(row, statement, noise_std, result, canaries, time.perf_counter() - start)
 
@@ -224,8 +226,10 @@ def _ratio(check: Check) -> float:
 
 def _checks_table(audits: Mapping[str, Audited]) -> Table:
     """Table of each mechanism's measured values, and of the smallest error that a check would have seen."""
-    caption = "limit: the end of the confidence interval that is nearer to 1; noise is refuted if 1 lies outside of it,"
-    caption += " all else if the limit lies above 1"
+    caption = "limit: the end of the confidence interval that is nearer to 1; noise and batches are refuted if 1 lies"
+    caption += (
+        " outside of it, all else if the limit lies above 1; in brackets: the place that is farthest from the claim"
+    )
     table = Table(title="mechanism: measured over claimed", caption=caption)
     numbers = ("measured /\nclaimed", "limit", "smallest\nerror seen")
     for heading in ("case", "check", *numbers[:2], "verdict", numbers[2]):
@@ -237,7 +241,8 @@ def _checks_table(audits: Mapping[str, Audited]) -> Table:
         ]
         rows += [(c.name, _ratio(c), c.limit / c.claimed, c.refuted, c.smallest_error) for c in one.result.checks]
         for i, (label, ratio, limit, fails, smallest) in enumerate(rows):
-            limit_text = (rounded_up if label.startswith("noise") and limit < 1 else rounded_down)(limit, 3)
+            two_sided = label.startswith(("noise", "repeated", "shape", "batches"))
+            limit_text = (rounded_up if two_sided and limit < 1 else rounded_down)(limit, 3)
             cells = ("" if ratio is None else f"{ratio:.3f}", limit_text, "REFUTED" if fails else "passed")
             table.add_row(name if i == 0 else "", label, *cells, rounded_up(smallest, 3) if smallest < 100 else "none")
     return table

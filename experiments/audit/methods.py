@@ -67,12 +67,14 @@ class Method(NamedTuple):
         learner: (configuration, task, noise standard deviation) -> `Learner`.
         add_canaries: (configuration, task, data) -> the two with canaries.
         releases_total: a release is the sum over nodes, with the noise of all.
+        stored: a gradient table shows a sample in every release.
     """
 
     claimed: Callable[[Configuration], tuple[float, privacy.Statement]]
     learner: Callable[[Configuration, Task, float], Learner]
     add_canaries: Callable[[Configuration, Task, FederatedData], WithCanaries]
     releases_total: bool = False
+    stored: bool = False
 
 
 def _among_samples(
@@ -134,7 +136,7 @@ def _gossip(
         return Learner(algorithm, functools.partial(released, graph, step_size), config.rounds)
 
     add_canaries = functools.partial(_among_samples, shared_coordinates=not releases_total)
-    return Method(claimed, learner, add_canaries, releases_total)
+    return Method(claimed, learner, add_canaries, releases_total, stored=bool(table))
 
 
 def _ali_rounds(iterations: int) -> int:

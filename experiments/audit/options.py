@@ -150,17 +150,20 @@ class Configuration:
         data = federate(dataset.train_inputs, dataset.train_labels, parts)
         return models.classification(models.mlp(widths), compute_dtype=self.learning.compute_dtype), data
 
-    def mechanism(self, noise_std: float, num_nodes: int = 1) -> Mechanism:
+    def mechanism(self, noise_std: float, *, stored: bool = False, releases_total: bool = False) -> Mechanism:
         """Mechanism claimed for a canary's coordinate: a constant gradient counts G / J a round, on average.
 
-        For a whole client it is the clip norm of updates over the number of clients. A sum over nodes
-        carries the noise of `num_nodes` releases a round.
+        A batch shows G / b of it. For a whole client it is the clip norm of updates over the number of clients. A sum
+        over nodes carries the noise of all of them, and as many batches as nodes woke.
         """
-        rounds = self.learning.iterations
+        rounds, clip_norm = self.learning.iterations, self.learning.clip_norm
         return Mechanism(
-            noise_std=noise_std * math.sqrt(num_nodes),
-            signal=rounds * self.learning.clip_norm / self.entries,
+            noise_std=noise_std * math.sqrt(self.data.nodes if releases_total else 1),
+            signal=rounds * clip_norm / self.entries,
             num_releases=rounds,
+            visit=None if releases_total else clip_norm / self.claimed_batch_size,
+            rate=None if releases_total else self.claimed_batch_size / self.entries,
+            stored=stored,
         )
 
     def used_noise_std(self, noise_std: float) -> float:

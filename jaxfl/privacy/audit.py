@@ -23,16 +23,17 @@ Canaries that are whole clients: `jaxfl.privacy.client_audit`.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tree
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FactoredLayer, Factors, FederatedData, PyTree, Task, check
 from jaxfl.core.tasks import check_sample_losses
-from jaxfl.privacy.audit_mechanism import Check, Mechanism, canary_groups, check_mechanism, smallest_guessed_error
+from jaxfl.privacy.audit_mechanism import Check, Mechanism, check_mechanism, smallest_guessed_error
 
 _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction for choosing it is due
 
@@ -46,12 +47,12 @@ class Canaries(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """Sums of the released values in each canary's coordinate."""
+    """Messages of a run, as its observer sees them, and what their noise is."""
 
-    sums: Array  # (m,), float32, over rounds: high for a canary that seems included
-    squares: Array  # (m,), float32, square of what a round releases over its number of releases, summed over rounds
-    num_messages: Array  # (), int32, rounds that released anything
-    num_releases: Array  # (), int32, releases of all rounds
+    releases: Array  # (K, m), float32, what each message releases in each canary's coordinate
+    counts: Array  # (K,), int32, releases that each message adds up
+    added: Array  # (K, m), float32, the same without noise and with all canaries included
+    noise: PyTree  # leaves (K, n, *leaf), float32, noise of each message in the model
 
 
 class AuditResult(NamedTuple):
@@ -201,6 +202,7 @@ def _canary_layer(num_coordinates: int) -> FactoredLayer:
 
 def canary_scores(
     algorithm: Algorithm,
+    silent: Algorithm,
     released: Callable[[Any, Any], PyTree],
     data: FederatedData,
     canaries: Canaries,
@@ -208,10 +210,12 @@ def canary_scores(
     num_rounds: int,
     num_releases: Callable[[Any, Any], Array] | None = None,
 ) -> Scores:
-    """Sum the released values in each canary's coordinate over rounds. The function is pure, to be jitted.
+    """Collect the values released in each canary's coordinate. The function is pure, to be jitted.
 
     Args:
         algorithm: with a task and data made by `with_canaries`.
+        silent: the same algorithm with noise of scale 0. Each of its rounds begins at a state of `algorithm`, with the
+            same batch, and with all canaries included.
         released: (state before, state after a round) -> leaves (n, *leaf), each node's noisy gradient of that round as
             an observer of all messages learns it.
         data, canaries: of `with_canaries`.
@@ -219,29 +223,18 @@ def canary_scores(
         num_rounds: K, static.
         num_releases: (state before, state after a round) -> how many releases, of independent noise, `released` adds up
             in that round, (), int32; by default 1.
-
-    Returns:
-        `Scores`.
-
-    Guarantees:
-        - a message of several releases counts with the variance of one.
     """
+    where, count = (canaries.nodes, canaries.coordinates), len(canaries.included)
+    everyone = data._replace(inputs=data.inputs.at[-count:, -1].set(1))  # canaries are the last samples of the pool
 
-    def one_round(carry, _):
-        before, sums, squares, messages, releases = carry
+    def one_round(before, _):
         after, _ = algorithm.round(key, before, data)
-        found = released(before, after)["canary"]
-        count = jnp.int32(1) if num_releases is None else num_releases(before, after)
-        counts = messages + (count > 0).astype(jnp.int32), releases + count
-        divisor = jnp.maximum(count, 1).astype(jnp.float32)  # nothing is released where the count is 0
-        return (after, sums + found, squares + found**2 / divisor, *counts), None
+        seen, plain = released(before, after), released(before, silent.round(key, before, everyone)[0])
+        number = jnp.int32(1) if num_releases is None else num_releases(before, after)
+        noise = {k: jax.tree.map(jnp.subtract, leaf, plain[k]) for k, leaf in seen.items() if k != "canary"}
+        return after, Scores(seen["canary"][where], number, plain["canary"][where], noise)
 
-    start, none = algorithm.init(key, data), jnp.int32(0)
-    nothing = jnp.zeros_like(algorithm.node_params(start)["canary"])
-    last, _ = jax.lax.scan(one_round, (start, nothing, nothing, none, none), None, length=num_rounds)
-    _, sums, squares, messages, releases = last
-    where = canaries.nodes, canaries.coordinates
-    return Scores(sums=sums[where], squares=squares[where], num_messages=messages, num_releases=releases)
+    return jax.lax.scan(one_round, algorithm.init(key, data), None, length=num_rounds)[1]
 
 
 def epsilon_lower_bound(
@@ -285,6 +278,7 @@ def epsilon_lower_bound(
 
 def audit(
     algorithm: Algorithm,
+    silent: Algorithm,
     released: Callable[[Any, Any], PyTree],
     data: FederatedData,
     canaries: Canaries,
@@ -297,23 +291,22 @@ def audit(
     significance: float = 0.05,
     neighboring_relation: str = "zero_out",
     num_releases: Callable[[Any, Any], Array] | None = None,
-    of_layers: Mapping[str, np.ndarray] | None = None,
+    releases_total: bool = False,
+    in_sequence: bool = False,
 ) -> AuditResult:
     """Run the algorithm, attack every canary, bound epsilon from below, and check the mechanism.
 
     Args:
-        algorithm, released, data, canaries, key, num_rounds: as for `canary_scores`.
+        algorithm, silent, released, data, canaries, key, num_rounds, num_releases: as for `canary_scores`.
         dp_delta: of the claim.
         dp_epsilon: the epsilon that is claimed.
         claimed: the mechanism that its accountant was told.
         significance: in (0, 1), largest probability that the bound or a check refuses a run that is right: half for
             the bound, half for the checks.
         neighboring_relation: of the claim; a canary's coin decides between two such neighbors.
-        num_releases: as for `canary_scores`.
-        of_layers: of `audit_mechanism.noise_of_layers`; None leaves the model's own layers out.
-
-    Returns:
-        An `AuditResult` on all `num_rounds` rounds together.
+        releases_total: all rows of what is released are one release.
+        in_sequence: later releases of a message depend on the noise of earlier ones. The model's noise is then looked
+            at in the first message only, which should hold one release.
 
     Raises:
         ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
@@ -324,27 +317,34 @@ def audit(
 
     @jax.jit
     def run(key, data):
-        return canary_scores(algorithm, released, data._replace(sizes=sizes), canaries, key, num_rounds, num_releases)
+        data = data._replace(sizes=sizes)
+        return canary_scores(algorithm, silent, released, data, canaries, key, num_rounds, num_releases)
 
-    found = run(key, data)
-    scores, squares = np.asarray(found.sums, np.float64), np.asarray(found.squares, np.float64)
+    scores = jax.tree.map(np.asarray, run(key, data))
+    releases = np.asarray(scores.releases, np.float64)
+    sums = releases.sum(axis=0)
     bound, num_guesses, num_correct, threshold = epsilon_lower_bound(
-        scores, canaries.included, dp_delta=dp_delta, significance=significance / 2
+        sums, canaries.included, dp_delta=dp_delta, significance=significance / 2
     )
+    nodes = np.zeros_like(canaries.nodes) if releases_total else canaries.nodes
+    num_nodes, each = nodes.max() + 1, np.bincount(nodes).min()  # as many canaries of every node
+    places = np.stack([np.flatnonzero(nodes == node)[:each] for node in range(num_nodes)])
+    noise = {"canary": (releases - scores.added * canaries.included)[:, places]}
+    for path, leaf in tree.flatten_with_path(scores.noise):
+        noise["/".join(map(str, path))] = leaf[: 1 if in_sequence else None, :num_nodes]
+    added = np.where(canaries.included & claimed.stored, np.nan, scores.added)[:, places]
     checks = check_mechanism(
-        scores,
-        squares,
+        releases,
         canaries.included,
-        int(found.num_releases),
         claimed,
         dp_epsilon=dp_epsilon,
         dp_delta=dp_delta,
         significance=significance / 2,
-        num_messages=int(found.num_messages),
-        groups=canary_groups(canaries.nodes, canaries.coordinates),
-        of_layers=of_layers,
+        counts=scores.counts,
+        noise=noise,
+        added=added,
     )
-    needed = _correct_needed(num_guesses, scores.size, dp_epsilon, dp_delta, significance / 2)
+    needed = _correct_needed(num_guesses, sums.size, dp_epsilon, dp_delta, significance / 2)
     mu = claimed.signal / (claimed.noise_std * claimed.num_releases**0.5)
     return AuditResult(
         dp_epsilon_lower_bound=bound,
@@ -354,7 +354,7 @@ def audit(
         num_guesses=num_guesses,
         num_correct=num_correct,
         guess_threshold=threshold,
-        scores=scores,
+        scores=sums,
         smallest_error=smallest_guessed_error(mu, needed, num_guesses, _GUESSED_SHARE),
         checks=checks,
     )

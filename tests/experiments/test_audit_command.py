@@ -125,7 +125,7 @@ def test_of_a_single_client_there_is_no_number_of_nodes(capsys):
 def test_lines_and_seeds_share_the_significance_and_claims_are_rounded_up(tmp_path, monkeypatch, capsys):
     shares, keys = [], []
 
-    def attack(learner, released, data, canaries, key, num_rounds, dp_delta, *, significance, **claim):
+    def attack(learner, silent, released, data, canaries, key, num_rounds, dp_delta, *, significance, **claim):
         assert claim["neighboring_relation"] == "zero_out"
         shares.append(significance)
         keys.append(str(key))

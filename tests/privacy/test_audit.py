@@ -17,7 +17,7 @@ import jaxfl
 from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.gradients import per_example
 from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
-from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism, noise_of_layers
+from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism
 from jaxfl.privacy.gossip import PRIVSGP, PRIVSGP_VR, Release, calibrate_noise_std
 
 pytest.importorskip("jax_privacy.auditing")
@@ -25,8 +25,8 @@ CLIP, STEP, DELTA = 0.5, 0.1, 1e-5
 NODES, REAL, CANARIES, ROUNDS, RATE = 5, 10, 3000, 4, 0.9
 SIZE = REAL + CANARIES // NODES
 BATCH = round(RATE * SIZE)
-NOISE = ["noise of one release", "noise of all releases", "noise over nodes", "noise over coordinates"]
-CHECKS = ["releases", *NOISE, "noise of layers", "signal", "Gaussian epsilon"]
+NOISE = ["noise of one release", "noise of all releases", "noise of layers", "repeated noise", "shape of the noise"]
+CHECKS = ["releases", *NOISE, "largest visit", "batches", "signal", "Gaussian epsilon"]
 ESTIMATORS = {PRIVSGP: "mini_batch", PRIVSGP_VR: "saga"}
 
 
@@ -219,9 +219,11 @@ def scorer(method):
     def scores(noise_std, clip_norm, key, data):
         table = {"table": "factored"} if method == PRIVSGP_VR else {}
         gradient = getattr(gradients, ESTIMATORS[method])(sampler=sampler, clip_norm=clip_norm, **table)
-        noise = jaxfl.gaussian(noise_std)
-        learner = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=noise)
-        return canary_scores(learner, released, data, where, key, ROUNDS)
+        learner, silent = (
+            row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(std))
+            for std in (noise_std, 0.0)
+        )
+        return canary_scores(learner, silent, released, data, where, key, ROUNDS)
 
     return made, scores
 
@@ -238,7 +240,7 @@ def bounds(method, noise_std, seeds=(0, 1), clip_norm: float | None = CLIP):
     found = []
     for seed in seeds:
         _, data, canaries = made(seed)
-        values = np.asarray(scores(noise_std, clip_norm, jax.random.key(seed), data).sums)
+        values = np.asarray(scores(noise_std, clip_norm, jax.random.key(seed), data).releases).sum(axis=0)
         found.append(epsilon_lower_bound(values, canaries.included, dp_delta=DELTA)[0])
     return np.array(found)
 
@@ -249,7 +251,7 @@ def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
     """Without noise a canary counts clip_norm / b a visit in a mini-batch, and clip_norm / J in every round of SAGA."""
     made, scores = scorer(method)
     _, data, canaries = made(0)
-    found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data).sums)
+    found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data).releases).sum(axis=0)
     np.testing.assert_allclose(found[~canaries.included], 0, atol=1e-5 * CLIP / BATCH * ROUNDS)
     visits = found[canaries.included] * (SIZE if method == PRIVSGP_VR else BATCH) / CLIP
     np.testing.assert_allclose(visits, np.round(visits), atol=1e-3)
@@ -284,10 +286,8 @@ def refused(method, noise_std, seed, clip_norm: float | None = CLIP):
     _, data, canaries = made(seed)
     found = scores(noise_std, clip_norm, jax.random.key(seed), data)
     checks = check_mechanism(
-        np.asarray(found.sums),
-        np.asarray(found.squares),
+        np.asarray(found.releases),
         canaries.included,
-        ROUNDS,
         Mechanism(noise_std=claimed_noise(method), signal=ROUNDS * CLIP / SIZE, num_releases=ROUNDS),
         dp_epsilon=1.0,
         dp_delta=DELTA,
@@ -323,18 +323,17 @@ def test_every_private_algorithm_can_be_audited(name):
     learner = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(1e-6))
     assert row.released
     released = functools.partial(row.released, graph, STEP)
-    claimed = Mechanism(noise_std=1e-6, signal=8 * CLIP / 26, num_releases=8)
-    claim = {"dp_epsilon": 1.0, "claimed": claimed, "significance": 0.1}
+    claimed = Mechanism(noise_std=1e-6, signal=8 * CLIP / 26, num_releases=8, visit=CLIP / 24, rate=24 / 26)
+    claim = {"dp_epsilon": 1.0, "claimed": claimed, "significance": 0.1, "releases_total": row.releases_total}
     silent = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(0.0))
-    key, rows = jax.random.key(0), slice(0, 1) if row.releases_total else slice(None)
-    claim["of_layers"] = noise_of_layers(learner, silent, released, data, key, rows)
-    assert set(claim["of_layers"]) == {f"dense_{layer}/{leaf}" for layer in (1, 2) for leaf in ("bias", "kernel")}
-    found = audit(learner, released, data, canaries, key, 8, DELTA, **claim)
-    names = [check.name.partition(" (")[0] for check in found.checks]
-    assert names == [name for name in CHECKS if name != "noise over nodes" or not row.releases_total]
-    unnoised = {name: np.zeros_like(leaf) for name, leaf in claim["of_layers"].items()}
-    missing = audit(learner, released, data, canaries, key, 8, DELTA, **{**claim, "of_layers": unnoised})
-    assert missing.checks[len(names) - 3].refuted
+    claim["in_sequence"] = row.releases_total
+    found, without = (
+        audit(learner, other, released, data, canaries, jax.random.key(0), 8, DELTA, **claim)
+        for other in (silent, learner)
+    )
+    assert [check.name.partition(" (")[0] for check in found.checks] == CHECKS
+    (missing,) = [check for check in without.checks if check.name.startswith("noise of layers")]
+    assert missing.refuted, "a learner that is its twin without noise adds none"
     assert found.smallest_error == 1.0, "any error is seen where there is next to no noise"
     assert found.neighboring_relation == "zero_out"
     assert found.num_guesses == found.num_correct == 10, "next to no noise"
@@ -362,11 +361,13 @@ def test_a_learner_that_draws_noise_again_is_refused(repeats):
 
     wrong = right._replace(draw=draw, round=lambda key, state, data: right.update(state, data, draw(key, state, data)))
     claim = {"dp_epsilon": 1.0, "claimed": Mechanism(0.05, 8 * CLIP / size, 8), "significance": 0.05}
+    silent = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(0.0))
     assert row.released
     released = functools.partial(row.released, graph, STEP)
-    found = audit(wrong, released, data, canaries, jax.random.key(1), 8, DELTA, **claim)
-    refused = {check.name for check in found.checks if check.refuted}
-    assert ("noise of all releases" if repeats == "over rounds" else "noise over nodes") in refused
+    found = audit(wrong, silent, released, data, canaries, jax.random.key(1), 8, DELTA, **claim)
+    refused = {check.name.partition(" (")[0] for check in found.checks if check.refuted}
+    assert "repeated noise" in refused
+    assert ("noise of all releases" in refused) == (repeats == "over rounds")
 
 
 def test_a_run_that_diverges_is_no_audit():

@@ -14,7 +14,7 @@ from jaxfl.algorithms.ali_dpfl import released_gradients
 from jaxfl.algorithms.fed_avg import released_updates
 from jaxfl.core import FederatedData
 from jaxfl.privacy.audit import audit, canary_scores, with_canaries
-from jaxfl.privacy.audit_mechanism import Mechanism
+from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism
 from jaxfl.privacy.client_audit import with_client_canaries
 
 pytest.importorskip("jax_privacy.auditing")
@@ -105,7 +105,8 @@ def test_an_audit_of_whole_clients_sees_who_is_in():
     claimed = Mechanism(noise_std=1e-4 / 30, signal=12 * CLIP_NORM / CLIENTS, num_releases=12)
     claim = {"dp_epsilon": 1.0, "claimed": claimed, "significance": 0.05}
     relation = "zero_out_client"
-    result = audit(algorithm, released_updates, data, canaries, KEY, 12, DELTA, **claim, neighboring_relation=relation)
+    silent, claim["neighboring_relation"] = averaging(task, num_active=30), relation
+    result = audit(algorithm, silent, released_updates, data, canaries, KEY, 12, DELTA, **claim)
     assert result.neighboring_relation == relation
     assert result.num_guesses == result.num_correct
     checks = {check.name: check for check in result.checks}
@@ -128,7 +129,7 @@ NUM_CANARIES, BATCH, NOISE_STD, ITERATIONS, ROUNDS = 600, 300, 0.01, 9, 6
 
 
 @functools.cache
-def adaptive():
+def adaptive(noise_std=NOISE_STD):
     """(algorithm, data, canaries) of ALI-DPFL with one client, whose budget is spent before the rounds are."""
     real = FederatedData(REAL.inputs, REAL.labels, REAL.indices[2:3], REAL.sizes[2:3])
     task, data, canaries = with_canaries(small_task(), real, NUM_CANARIES, strength=4 * CLIP_NORM, seed=0)
@@ -138,7 +139,7 @@ def adaptive():
         optimizer=optax.sgd(STEP_SIZE),
         sampler=jaxfl.gradients.poisson,
         clip_norm=CLIP_NORM,
-        noise=jaxfl.gaussian(NOISE_STD),
+        noise=jaxfl.gaussian(noise_std),
     )
     budget = {"max_rounds": 4, "max_iterations": ITERATIONS, "kappa": 1e3, "step_size": STEP_SIZE}
     constants = jaxfl.private_constants(5, clip_norm=CLIP_NORM, loss_bound=1.0, noise_multiplier=20.0)
@@ -181,7 +182,7 @@ def test_what_a_round_releases_equals_the_sum_of_its_noisy_gradients():
 
 @pytest.mark.slow
 def test_a_message_of_several_releases_counts_with_the_variance_of_one():
-    algorithm, data, canaries = adaptive()
+    (algorithm, data, canaries), (silent, *_) = adaptive(), adaptive(0.0)
     released = functools.partial(released_gradients, STEP_SIZE)
     sizes = data.sizes
 
@@ -191,17 +192,28 @@ def test_a_message_of_several_releases_counts_with_the_variance_of_one():
             return after.iterations - before.iterations
 
         data = data._replace(sizes=sizes)
-        return canary_scores(algorithm, released, data, canaries, KEY, ROUNDS, num_releases if counted else None)
+        number = num_releases if counted else None
+        return canary_scores(algorithm, silent, released, data, canaries, KEY, ROUNDS, number)
 
     result, rounds = scores(data, True), adaptive_rounds()
     taus = np.array([tau for tau, *_ in rounds])
-    assert (int(result.num_messages), int(result.num_releases)) == ((taus > 0).sum(), ITERATIONS)
+    np.testing.assert_array_equal(result.counts, taus)
     messages = np.stack([values for _, values, *_ in rounds])
-    np.testing.assert_allclose(result.sums, messages.sum(axis=0), rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(result.squares, (messages**2 / np.maximum(taus, 1)[:, None]).sum(axis=0), rtol=1e-4)
-    out = ~canaries.included
-    noise_of_one = np.sqrt(np.asarray(result.squares)[out].sum() / (out.sum() * int(result.num_messages)))
-    assert noise_of_one == pytest.approx(NOISE_STD, rel=0.08)  # 3.9 standard errors of about 1,200 numbers
+    np.testing.assert_allclose(result.releases, messages, rtol=1e-4, atol=1e-6)
+    visits = np.stack([visits for *_, visits in rounds])
+    np.testing.assert_allclose(result.added, CLIP_NORM / BATCH * visits, atol=1e-6, err_msg="without noise, of all")
+
+    def noise_of_one(counts):
+        claimed = Mechanism(NOISE_STD, 1.0, ITERATIONS)
+        found = check_mechanism(
+            messages, canaries.included, claimed, dp_epsilon=1.0, dp_delta=DELTA, significance=0.05, counts=counts
+        )
+        return found[1].measured
+
+    out = messages[:, ~canaries.included]
+    mean = (np.square(out) / np.maximum(taus, 1)[:, None]).sum() / out[taus > 0].size
+    assert noise_of_one(taus) == pytest.approx(np.sqrt(mean))
+    assert noise_of_one(taus) == pytest.approx(NOISE_STD, rel=0.08)  # 3.9 standard errors of about 1,200 numbers
     alike = scores(data, False)
-    assert int(alike.num_messages) == int(alike.num_releases) == ROUNDS
-    np.testing.assert_allclose(alike.squares, (messages**2).sum(axis=0), rtol=1e-4)
+    np.testing.assert_array_equal(alike.counts, np.ones(ROUNDS))
+    assert noise_of_one(np.asarray(alike.counts)) == pytest.approx(np.sqrt(np.square(out).mean()))

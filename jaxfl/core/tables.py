@@ -159,7 +159,7 @@ def numbered(argument: str, values: Any, place: Callable[[int], str], source: st
         Numbered(names=('a', 'b'), numbers=array([1, 0, 1]))
     """
     if isinstance(values, np.ma.MaskedArray):
-        values = values.astype(object).filled(None)
+        values = values.tolist()  # None where it is masked
     array = values if isinstance(values, np.ndarray) else np.array(values, object)
     odd = array.dtype.kind == "O" and next(
         (one for one in array.flat if isinstance(one, Collection | np.ndarray) and not isinstance(one, str | bytes)),

@@ -125,10 +125,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _show(console: Console, dataset: Dataset, given: argparse.Namespace) -> None:
     """Print the three lines, samples by class and site, the graph, and warnings."""
-    sites = dataset.writer_names or ()
-    lines = reading_lines(dataset)
-    counted = [("train, by class", dataset.class_names, dataset.train_labels)]
-    counted += [("test, by class", dataset.class_names, dataset.test_labels), ("by site", sites, dataset.train_writers)]
+    trained = np.unique([] if dataset.train_writers is None else dataset.train_writers).astype(int)
+    sites, lines = [(dataset.writer_names or ())[site] for site in trained], reading_lines(dataset)
+    classes = dataset.class_names
+    counted = [("train, by class", classes, dataset.train_labels), ("test, by class", classes, dataset.test_labels)]
+    counted.append(("by site", dataset.writer_names, dataset.train_writers))
     for what, names, numbers in counted:
         if names and numbers is not None:
             counts = np.bincount(numbers, minlength=len(names)).tolist()

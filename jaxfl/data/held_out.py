@@ -16,7 +16,7 @@ from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.data.partition import NamedParts, Stream, generator_of
 
-_KEY = b"jaxfl: does this sample test?"
+_TESTS, _OWN_TESTS = b"jaxfl: does this sample test?", b"jaxfl: does it test its node?"
 
 
 def held_places(count: int, share: float) -> npt.NDArray[np.bool_]:
@@ -47,23 +47,34 @@ def held_places(count: int, share: float) -> npt.NDArray[np.bool_]:
 
 def held_names(names: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
     """Choose the names, identifiers of samples, whose keyed hash is below `share`, in (0, 1); (N,), bool."""
-    hashes = [hashlib.blake2b(name.encode(), digest_size=7, key=_KEY).digest() for name in names]
-    return np.array([int.from_bytes(one, "big") < share * 256**7 for one in hashes], np.bool_)
+    return _hashes(names, _TESTS) < share
 
 
-def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def _hashes(names: Sequence[str], key: bytes) -> np.ndarray:
+    """Keyed hashes of names as numbers in [0, 1)."""
+    digests = (
+        hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=6, key=key).digest() for name in names
+    )
+    return np.array([int.from_bytes(digest, "big") / 2**48 for digest in digests])
+
+
+def hold_out(
+    parts: Sequence[Any], share: float, ids: npt.NDArray[Any] | None = None
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Splits every node's samples into a part for training and a part for testing.
 
     Args:
         parts: a partition, every node with two samples or more.
-        share: of a node's samples for testing, in (0, 1), by their places in its list: `held_places`.
+        share: of a node's samples for testing, in (0, 1): by their places in its list, as `held_places`.
+        ids: (N,), text, identifiers of all samples, whose hashes then decide in place of places: those below `share`,
+            the least at any rate, but never the largest.
 
     Returns:
         Two partitions of the same nodes, in the same order and with the same names: for training, and for testing
         (`jaxfl.training.own_scores`).
 
     Raises:
-        ArgumentError: a share out of range, or a node with a single sample.
+        ArgumentError: a share out of range, or a node with a single sample or identifier.
 
     Examples:
         >>> hold_out([np.arange(5), np.array([7, 9])], 0.2)
@@ -72,10 +83,13 @@ def hold_out(parts: Sequence[Any], share: float) -> tuple[list[np.ndarray], list
     check.open_unit(share=share)
     train, test = [], []
     for node, part in enumerate(map(np.asarray, parts)):
-        if len(part) < 2:
-            found = f"node {node} has {len(part)}"
+        numbers = np.arange(len(part)) if ids is None else _hashes(ids[part], _OWN_TESTS)
+        if len({*numbers.tolist()}) < 2:
+            found = f"node {node} has {len({*numbers.tolist()})}"
             raise ArgumentError("parts", "must give every node two samples to hold one out", found, "Merge nodes.")
         held = held_places(len(part), share)
+        if ids is not None:
+            held = ((numbers < share) | (numbers == numbers.min())) & (numbers < numbers.max())
         train.append(part[~held])
         test.append(part[held])
     names = getattr(parts, "names", None)

@@ -348,7 +348,8 @@ def label_counts(parts: Sequence[Any] | FederatedData, labels: Any, num_classes:
 
 def _by_id(argument: str, ids: Any) -> tuple[list[Part], tuple[str, ...]]:
     """The samples of each distinct id, and the ids as names, in their order."""
-    names, owners = numbered(argument, np.asarray(ids), "sample {}".format)
+    vector = ids if isinstance(ids, np.ndarray | list | tuple) else np.asarray(ids)
+    names, owners = numbered(argument, vector, "sample {}".format)
     if not names:
         raise ArgumentError(argument, "must hold one entry a sample", "got none", "Pass (N,) ids.")
     order = np.argsort(owners, kind="stable").astype(np.int32)

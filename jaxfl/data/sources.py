@@ -43,6 +43,7 @@ class Dataset(NamedTuple):
     num_classes: int
     train_writers: np.ndarray | None = None  # (N,), int32, who made each training sample, if that is known
     writer_names: tuple[str, ...] | None = None  # names of a file's sites, by their numbers in train_writers
+    train_ids: np.ndarray | None = None  # (N,), text, identifiers of a file's training samples
     class_names: tuple[str, ...] | None = None  # (num_classes,), names of a file's classes, by their numbers in labels
     reading: Reading | None = None  # of a file of one's own
 

@@ -45,6 +45,7 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
         train_inputs=dataset.train_inputs[train],
         train_labels=dataset.train_labels[train],
         train_writers=None if dataset.train_writers is None else dataset.train_writers[train],
+        train_ids=None if dataset.train_ids is None else dataset.train_ids[train],
         test_inputs=dataset.test_inputs[test],
         test_labels=dataset.test_labels[test],
     )
@@ -89,6 +90,7 @@ def only_classes(dataset: Dataset, classes: Sequence[int | str] | None) -> Datas
         train_inputs=dataset.train_inputs[train >= 0],
         train_labels=train[train >= 0],
         train_writers=None if dataset.train_writers is None else dataset.train_writers[train >= 0],
+        train_ids=None if dataset.train_ids is None else dataset.train_ids[train >= 0],
         test_inputs=dataset.test_inputs[test >= 0],
         test_labels=test[test >= 0],
         num_classes=len(names),

@@ -109,7 +109,7 @@ def load_file(
         found = f"{path} has the label {min({*classes} - {*order})}"
         raise ArgumentError("dataset", f"must have labels of its {len(order)} classes", found, "Drop such rows.")
     labels = [np.array([order.index(name) for name in one["label"].names])[one["label"].numbers] for one in named]
-    sites, how = named[0].get("site"), "those of the split test"
+    sites, how, tests = named[0].get("site"), "those of the split test", np.zeros(0, bool)
     if len(splits) == 1:
         tests, how = _tests(path, len(labels[0]), sites, named[0].get("id"), test_split)
         inputs, labels = [inputs[0][~tests], inputs[0][tests]], [labels[0][~tests], labels[0][tests]]
@@ -121,7 +121,9 @@ def load_file(
     options: dict[str, Any] = {"num_classes": len(order), "name": path, "train_writers": writers}
     used = {*names, *taken.values()}
     left_out = tuple(name for name in first.values if name not in used)
+    ids = named[0].get("id") if len(splits) == 1 else None
     return from_arrays(inputs[0], labels[0], inputs[1], labels[1], **options)._replace(
+        train_ids=None if ids is None else np.array(ids.names, object)[ids.numbers[~tests]],
         writer_names=None if sites is None else sites.names,
         class_names=tuple(class_names),
         reading=Reading(first.separator, taken, names, left_out, how),
@@ -225,7 +227,8 @@ def _inputs(path: str, table: Columns, names: tuple[str, ...]) -> np.ndarray:
     else:
         array = np.asarray(columns[0])
     if array.dtype.kind not in "biuf" or 0 in array.shape[1:]:
-        found, remedy = f"{path} has {array.dtype} of shape {array.shape}", "Write kinds as columns of 0 and 1."
+        found = f"{path} has {array.dtype} of shape {array.shape} in column {names[0]}"
+        remedy = "Write kinds as columns of 0 and 1, and lists without gaps."
         raise ArgumentError("dataset", "must hold numbers as inputs", found, remedy)
     if array.dtype.kind in "iu" and array.dtype != np.uint8:
         if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):

@@ -11,6 +11,7 @@ import jax
 
 from jaxfl import channel, models
 from jaxfl.core import ArgumentError, FederatedData, Task, check, over_nodes
+from jaxfl.core.tables import is_whole
 from jaxfl.data import Dataset, federate, hold_out, load, load_file, only_classes, shrunk, subset
 from jaxfl.data.columns import OPTIONS, has_columns, is_file
 from jaxfl.data.pool import SCHEMES
@@ -36,8 +37,7 @@ _keep_few, _keep = functools.lru_cache(maxsize=8), functools.lru_cache(maxsize=6
 class Data:
     """Data set to learn from."""
 
-    # Options that are not given do not count, so that runs made before they existed keep their random numbers.
-    COUNTS: ClassVar = (
+    COUNTS: ClassVar = (  # options that are not given do not count: older runs keep their random numbers
         dict.fromkeys(OPTIONS, lambda options: has_columns(options["dataset"])),
         {name: lambda options, name=name: options[name] not in (None, ()) for name in ("classes", *OPTIONS[2:])},
         {"test_split": lambda options: is_file(options["dataset"])},
@@ -59,15 +59,18 @@ class Data:
     """Share of the samples of your own file that test, by their places in each site or by --id-column."""
     data_dir: str | None = unsaved(None)
     """Folder with the data set's files as their authors publish them."""
-    classes: tuple[int | str, ...] | None = None
-    """Use only samples with these labels, at least two, which become 0, 1, ... in this order; all by default. Naming
-    them keeps labels of your own data from deciding what classes there are."""
+    classes: tuple[str | int, ...] | None = None
+    """Use only samples with these labels, at least two, which become 0, 1, ... in this order; docs/own_data.md."""
     num_train: int | None = None
     """Use only this many training samples, drawn at random; all by default."""
     num_test: int | None = None
     """Use only this many test samples, drawn at random; all by default."""
     shrink: int = 1
     """Average images over blocks of this many pixels a side."""
+
+    def __post_init__(self) -> None:
+        if self.classes:
+            object.__setattr__(self, "classes", tuple(int(c) if is_whole(str(c)) else c for c in self.classes))
 
     @_keep_few
     def load(self) -> Dataset:
@@ -129,7 +132,7 @@ def cut(data: Data, clients: Clients, *, held: bool = False) -> Callable[[int], 
         parts = deal(dataset, clients.nodes, seed)
         if share:
             try:
-                parts = hold_out(parts, share)[held]
+                parts = hold_out(parts, share, dataset.train_ids)[held]
             except ArgumentError as error:
                 raise ArgumentError("own_test", error.requirement, error.found, "Pass 0, or fewer nodes.") from None
         return federate(dataset.train_inputs, dataset.train_labels, parts)
@@ -202,9 +205,8 @@ class Network:
     resnet_widths: tuple[int, ...] = (64, 128, 256, 512)
     """Channels of the stages of resnet18, each at most 32 or a multiple of it."""
     node_loop: str = "auto"
-    """Loop of a round over nodes: vmap (all at once), map (one after the other), chunk:k (k at once), or auto: map for
-    convolutions on a CPU, else vmap. Fewer at once take less memory. devices:vmap, devices:map and devices:chunk:k
-    share the nodes out over devices. Results agree to rounding."""
+    """Loop of a round over nodes: vmap (all at once), map (one after the other), chunk:k (k at once: less memory), or
+    auto: map for convolutions on a CPU, else vmap. devices:vmap, devices:map, devices:chunk:k use several devices."""
     compute_dtype: Literal["float32", "bfloat16"] = since("float32", {"float32": UNSAID})
     """Number format in which layers compute. bfloat16 rounds their parameters and inputs, which is faster on hardware
     that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32."""
@@ -326,15 +328,14 @@ class Run(Launch, Distributed):
     quiet: bool = unsaved(False)
     """Show no progress."""
     devices: int | None = unsaved(None)
-    """Devices that share the run: GPUs, or parts of a CPU. By default one accelerator computes alone, and the cores of
-    a CPU share lanes (configurations with a seed each), or convolutions. Results agree to rounding, random numbers bit
-    for bit."""
+    """Devices that share the run: GPUs, or parts of a CPU. By default one accelerator computes, and the cores of a CPU
+    share lanes (configurations with a seed each), or convolutions. Results agree to rounding."""
     shard: Literal["nodes", "lanes"] = unsaved("nodes")
     """Work that --devices share: the nodes of every network, whose number must be a multiple of theirs, or the lanes
     of a sweep: configurations with a seed each."""
     lanes_at_once: int | None = unsaved(None)
-    """Number of lanes (a lane is a configuration with one seed) of a compiled program that a device computes side by
-    side. By default 1 on a CPU, and elsewhere as many as memory holds. Results agree to rounding."""
+    """Lanes of a compiled program that a device computes side by side. By default 1 on a CPU, and elsewhere as many as
+    memory holds. Results agree to rounding."""
     track: tuple[Literal["tensorboard", "wandb"], ...] = unsaved(())
     """Pass evaluations on as they are made, to TensorBoard (files in the run directory), to Weights & Biases, or to
     both: pip install '.[track]', and docs/tracking.md."""
@@ -359,8 +360,7 @@ class Run(Launch, Distributed):
 
 @dataclasses.dataclass(frozen=True)
 class Publication:
-    """Secret key and published folder of a private run. Without a secret key a run is a simulation: whoever knows its
-    seed can subtract the noise."""
+    """Secret key and published folder of a private run; who knows a public seed can subtract the noise."""
 
     seed_from_os: bool = stated(False)
     """Draw model, batches and noise from a secret key that the operating system provides. The key lies in private/key

@@ -3,6 +3,7 @@
 
 import gzip
 import os
+import pathlib
 
 import datasets
 import numpy as np
@@ -15,7 +16,8 @@ from hostile import within
 
 from experiments import EXPERIMENTS
 from jaxfl import graphs
-from jaxfl.data import by_owner, federate, load_file, only_classes, partition_dataset
+from jaxfl.core import ArgumentError
+from jaxfl.data import by_owner, federate, from_arrays, load_file, only_classes, partition_dataset
 from jaxfl.data.columns import short_name
 from jaxfl.data.tables import read_by_site
 from jaxfl.frame.experiment import request
@@ -494,3 +496,92 @@ class TestFiles:
         os.mkfifo(tmp_path / f"a.{ending}")
         with within(5):
             refused(lambda: load_file(str(tmp_path / f"a.{ending}")), "dataset", f"a.{ending}")
+
+    @pytest.mark.parametrize("content", [gzip.compress(b"a,b\n1,2\n" * 99, mtime=0), b"sa\xdfen,label\n1,2\n"])
+    def test_damaged_and_other_text_is_refused(self, content, tmp_path):
+        damaged = content[:20] + bytes([content[20] ^ 255]) + content[21:] if content[0] == 31 else content
+        (tmp_path / "a.csv.gz").write_bytes(damaged)
+        refused(lambda: load_file(str(tmp_path / "a.csv.gz")), "dataset", *(() if content[0] == 31 else ("UTF-8",)))
+
+    def test_damaged_archives_are_refused(self, tmp_path):
+        content = pathlib.Path(arrays(tmp_path, inputs=np.ones((40, 2)), labels=np.arange(40) % 2)).read_bytes()
+        for place in range(0, len(content), 97):
+            (tmp_path / "b.npz").write_bytes(content[:place] + bytes([content[place] ^ 255]) + content[place + 1 :])
+            try:
+                load_file(str(tmp_path / "b.npz"))
+            except ArgumentError:
+                continue
+        np.save(tmp_path / "c.npy", np.ones(3))
+        (tmp_path / "c.npy").rename(tmp_path / "c.npz")
+        refused(lambda: load_file(tmp_path / "c.npz"), "dataset", "c.npz")
+        np.savez(tmp_path / "d.npz", inputs=np.ones((4, 1)), labels=np.array(["a", None], object))
+        refused(lambda: load_file(tmp_path / "d.npz"), "dataset", ".astype(str)")
+
+
+class TestPandas:
+    """Files and columns as pandas and Spark write them."""
+
+    @pytest.mark.parametrize("name", ["__index_level_0__", "Unnamed: 0"])
+    def test_a_shuffled_index_is_no_input(self, name, tmp_path):
+        path = parquet(
+            tmp_path, **{name: np.random.default_rng(0).permutation(60), "x": np.ones(60), "label": np.arange(60) % 2}
+        )
+        refused(lambda: load_file(path), "dataset", name)
+
+    @pytest.mark.parametrize("kind", [pyarrow.timestamp("us"), pyarrow.date32(), pyarrow.duration("s")])
+    @pytest.mark.parametrize("first", [None, 3])
+    def test_dates_are_no_inputs(self, kind, first, tmp_path):
+        path = parquet(
+            tmp_path, day=pyarrow.array([first, *[5, 3] * 20], kind), x=np.arange(41) % 3, label=np.arange(41) % 2
+        )
+        refused(lambda: load_file(path), "dataset", "column day")
+        assert load_file(path, drop_columns=["day"]).reading.inputs == ("x",)
+
+    @pytest.mark.parametrize(
+        "lists",
+        [
+            [[1, None], [2, 3]],
+            [None, [1, 2]],
+            [[True, None], [False, True]],
+            [[1], [1, 2]],
+            [[{"a": 1}], [{"a": 2}]],
+        ],
+    )
+    def test_lists_with_gaps_are_refused_where_they_are_inputs(self, lists, tmp_path):
+        path = parquet(tmp_path, x=lists * 20, y=np.arange(40) % 3, label=np.arange(40) % 2)
+        refused(lambda: load_file(path), "dataset", "column x")
+        assert load_file(path, drop_columns=["x"]).reading.inputs == ("y",)
+
+    def test_bytes_are_text(self, tmp_path):
+        names = [b"no", "Åbo".encode()] * 20
+        path = parquet(tmp_path, x=np.arange(40) % 3, label=names)
+        assert load_file(path).class_names == by_owner(np.array(names, object)).names == ("no", "Åbo")
+        assert by_owner(np.array([b"a", b"b"])).names == ("a", "b")
+
+    def test_masked_and_nested_names_are_refused(self):
+        refused(lambda: by_owner(np.ma.masked_equal([1, 2, 1], 2)), "owner_ids", "sample 1")
+        refused(lambda: by_owner([["a"], ["b", "c"]]), "owner_ids", "['a']")
+        refused(lambda: by_owner(np.array([["a"], ["b"]])), "owner_ids", ".ravel()")
+
+
+def test_names_keep_their_spelling_in_options(tmp_path):
+    labels = ["007", "7", "1"]
+    path = table(tmp_path, *[f"{k % 7 / 7},A,{labels[k % 3]}" for k in range(60)], heading=PLAIN)
+    given = {"dataset": path, "site_column": "site", "classes": ("007", "1")}
+    data = request(EXPERIMENTS["privsgp_vr"], given).config.data.load()
+    assert (data.class_names, len(data.train_labels)) == (("007", "1"), 31)
+    assert request(EXPERIMENTS["privsgp_vr"], {"classes": ("3", "8")}).config.data.classes == (3, 8)
+    refused(lambda: only_classes(data, ("007", "1", "1.0")), "classes")
+
+
+def test_integers_that_do_not_fit_are_refused():
+    inputs = np.ones((4, 1), np.float32)
+    refused(lambda: from_arrays(inputs, [0, 2**32, 0, 1], inputs[:1], [0]), "train_labels", "int32")
+    owners = [1538296000, 1538296000 + 2**32] * 2
+    refused(lambda: from_arrays(inputs, [0, 1, 0, 1], inputs[:1], [0], train_writers=owners), "train_writers", "int32")
+    assert from_arrays(inputs, np.array([3, 5, 3, 5], object), inputs[:1], [0]).num_classes == 6
+
+
+def test_a_budget_without_heading_keeps_its_first_site(tmp_path):
+    (tmp_path / "b.csv").write_text("Oslo,1.5\nLund,2\n")
+    assert read_by_site(str(tmp_path / "b.csv"), ("Lund", "Oslo"), "node_epsilons") == (2.0, 1.5)

@@ -77,6 +77,7 @@ DOORS = [
     ("csv", {"id_column": "id"}),
     ("parquet", {"id_column": "id"}),
     ("csv", {"own_test": 0.25}),
+    ("csv", {"own_test": 0.25, "id_column": "id"}),
     ("csv", {"partition": "iid", "nodes": 4}),
     ("csv", {"partition": "quantity", "alpha": 5.0, "nodes": 4, "batch_size": 3}),
 ]
@@ -104,7 +105,7 @@ def test_a_record_that_goes_or_comes_moves_no_other_one(door, where, tmp_path):
     """Records with identifiers wherever they stand in the file, and others at the end of their site."""
     options = {"method": "PrivSGP", "batch_size": 5, **COLUMNS}
     rows = [*ROWS[:where], NEW, *ROWS[where:]]
-    for more in [{"id_column": "id"}, *([{}] if where == 120 else [])]:
+    for more in [{"id_column": "id"}, {"id_column": "id", "own_test": 0.25}, *([{}] if where == 120 else [])]:
         fewer, _ = world(written(tmp_path / "a", ROWS, door), {**options, **more})
         nodes, _ = world(written(tmp_path / "b", rows, door), {**options, **more})
         assert without(nodes, NEW[1]) == fewer

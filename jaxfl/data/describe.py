@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -128,7 +129,10 @@ def _show(console: Console, dataset: Dataset, given: argparse.Namespace) -> None
     trained = np.unique([] if dataset.train_writers is None else dataset.train_writers).astype(int)
     sites, lines = [(dataset.writer_names or ())[site] for site in trained], reading_lines(dataset)
     classes = dataset.class_names
-    counted = [("train, by class", classes, dataset.train_labels), ("test, by class", classes, dataset.test_labels)]
+    counted: list[tuple[str, Any, Any]] = [
+        ("train, by class", classes, dataset.train_labels),
+        ("test, by class", classes, dataset.test_labels),
+    ]
     counted.append(("by site", dataset.writer_names, dataset.train_writers))
     for what, names, numbers in counted:
         if names and numbers is not None:

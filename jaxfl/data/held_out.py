@@ -83,7 +83,7 @@ def hold_out(
     check.open_unit(share=share)
     train, test = [], []
     for node, part in enumerate(map(np.asarray, parts)):
-        numbers = np.arange(len(part)) if ids is None else _hashes(ids[part], _OWN_TESTS)
+        numbers = np.arange(len(part)) if ids is None else _hashes(ids[part].tolist(), _OWN_TESTS)
         if len({*numbers.tolist()}) < 2:
             found = f"node {node} has {len({*numbers.tolist()})}"
             raise ArgumentError("parts", "must give every node two samples to hold one out", found, "Merge nodes.")

@@ -69,13 +69,14 @@ class Data:
     """Average images over blocks of this many pixels a side."""
 
     def __post_init__(self) -> None:
-        if self.classes:
-            object.__setattr__(self, "classes", tuple(int(c) if is_whole(str(c)) else c for c in self.classes))
+        as_numbers = self.classes and tuple(int(c) if is_whole(str(c)) else c for c in self.classes)
+        object.__setattr__(self, "classes", as_numbers)
 
     @_keep_few
     def load(self) -> Dataset:
         """The data set, cut and shrunk; the same arrays in every call."""
-        table = {name: getattr(self, name) for name in (*OPTIONS, "test_split")}
+        columns = self.label_column, self.site_column, self.id_column, self.input_columns, self.drop_columns
+        table = dict(zip((*OPTIONS, "test_split"), (*columns, self.test_split), strict=True))
         whole = load_file(self.dataset, **table) if is_file(self.dataset) else load(self.dataset, self.data_dir)
         return shrunk(subset(only_classes(whole, self.classes), self.num_train, self.num_test), self.shrink)
 
@@ -319,8 +320,7 @@ class Run(Launch, Distributed):
     """Horizontal axis of curves: rounds, or a total of all nodes up to each round: bits sent, simulated seconds,
     joules, operations, or evaluations (gradients and forward passes)."""
     rank_by: str | None = unsaved(None)
-    """Metric by which cases are sorted and the best one is named, for instance test_accuracy_worst_node: a column of
-    the closing table, by default its first."""
+    """Metric by which cases are ranked: a column of the closing table, its first by default."""
     out: str | None = unsaved(None)
     """Directory for this run's files, not its parent; default runs/EXPERIMENT/NAME."""
     resume: bool = unsaved(False)

@@ -1,4 +1,4 @@
-"""Files for people: CSV tables of which a spreadsheet runs nothing, and places that no link leads away from."""
+"""Files for people: CSV tables without formulas for a spreadsheet, and places that no link leads away from."""
 
 from __future__ import annotations
 

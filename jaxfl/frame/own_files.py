@@ -1,4 +1,4 @@
-"""What follows from a file of one's own: sites, batches that fit the smallest of them, assumptions of statements."""
+"""Consequences of a file of one's own: sites, batches that fit the smallest of them, assumptions of statements."""
 
 from __future__ import annotations
 

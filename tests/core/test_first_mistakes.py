@@ -164,11 +164,12 @@ def test_what_cannot_step_along_one_gradient_is_refused_wherever_an_optimizer_is
 def test_optimizers_that_can_are_taken():
     masked = optax.masked(optax.sgd(0.1), {"dense_1": {"kernel": True, "bias": False}})
     for optimizer in (optax.adam(0.1), masked, optax.lion(0.1)):
-        steps(optimizer)
-        jaxfl.push_sum(TASK, graph=RING, optimizer=optimizer)
-    steps(optax.sgd(FALLING), max_steps=5)
-    steps(lambda k: optax.sgd(FALLING(k)))
-    jaxfl.push_sum(TASK, graph=RING, optimizer=optax.MultiSteps(optax.sgd(FALLING), 4).gradient_transformation())
+        assert steps(optimizer).optimizer_at(0).init is not None
+        assert jaxfl.push_sum(TASK, graph=RING, optimizer=optimizer).init is not None
+    assert steps(optax.sgd(FALLING), max_steps=5).max_steps == 5
+    assert steps(lambda k: optax.sgd(FALLING(k))).max_steps
+    collected = optax.MultiSteps(optax.sgd(FALLING), 4).gradient_transformation()
+    assert jaxfl.push_sum(TASK, graph=RING, optimizer=collected).init is not None
 
 
 def test_a_schedule_over_rounds_is_a_function_of_the_round():

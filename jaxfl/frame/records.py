@@ -76,7 +76,7 @@ class Data:
     def load(self) -> Dataset:
         """The data set, cut and shrunk; the same arrays in every call."""
         columns = self.label_column, self.site_column, self.id_column, self.input_columns, self.drop_columns
-        table = dict(zip((*OPTIONS, "test_split"), (*columns, self.test_split), strict=True))
+        table: dict[str, Any] = dict(zip((*OPTIONS, "test_split"), (*columns, self.test_split), strict=True))
         whole = load_file(self.dataset, **table) if is_file(self.dataset) else load(self.dataset, self.data_dir)
         return shrunk(subset(only_classes(whole, self.classes), self.num_train, self.num_test), self.shrink)
 

@@ -218,7 +218,8 @@ def ali_dpfl(
             tau,
             rho=rho,
             beta=beta,
-            spread=xi + 2 * jnp.sqrt(jnp.float32(size(params))) * aggregation.noise_std,
+            # The paper has one sigma. Where clients have their own, the drift h is that of the noisiest.
+            spread=xi + 2 * jnp.sqrt(jnp.float32(size(params))) * jnp.max(aggregation.noise_std),
             step_size=aggregation.step_size,
             kappa=jnp.asarray(kappa, jnp.float32),
             rounds_left=most_rounds - (k + 1),

@@ -127,10 +127,10 @@ class Budget:
     noise_multiplier: float | Literal["calibrated"] = traced(1.1)
     """Standard deviation of the noise on a batch's sum of gradients, over C; calibrated: the least with which
     target_epsilon pays for max_iterations, at each client by itself where numbers of samples differ by more than one.
-    FedAvg and DP-FedAvg add no such noise, but run as many rounds and
-    iterations as a budget pays for with it."""
+    FedAvg and DP-FedAvg add no such noise, but run as many rounds and iterations as a budget pays for with it."""
     client_noise: tuple[float, ...] = since((), {(): UNSAID})
-    """Noise multiplier of each client, in place of noise_multiplier."""
+    """Noise multiplier of each client, in place of noise_multiplier. By default the least that meets the budget, where
+    it is calibrated and numbers of samples differ by more than one."""
     max_iterations: int | Literal["auto"] = traced("auto")
     """Local iterations T of a client in the whole run; auto: as many as target_epsilon pays for at every client."""
     target_epsilon: float = stated(2.0)

@@ -92,10 +92,8 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
         found = f"got {learning.constants_noise:g}, with which {learning.rounds} estimates alone cost {alone:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
     assert not isinstance(budget.max_iterations, str)
-    counts, settings = (
-        (budget.max_iterations, learning.rounds),
-        {**_held(config), "target_epsilon": budget.target_epsilon},
-    )
+    counts = budget.max_iterations, learning.rounds
+    settings = {**_held(config), "target_epsilon": budget.target_epsilon}
     kinds = config.clients.nodes if max(sizes) - min(sizes) > 1 else 1
     noise = [accounting.calibrate_noise_multiplier(releases[i::kinds], *counts, **settings) for i in range(kinds)]
     return lay(config, {"noise_multiplier": max(noise), "client_noise": tuple(noise) if kinds > 1 else ()})

@@ -168,8 +168,8 @@ def local_steps(
             raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
     missing = "how far one sample moves the sums of gradients that all local steps round to a grid"
     require_float_noise(missing, noise=noise and noise.distribution)
-    by_client = noise is not None and jnp.ndim(noise.noise_scale) > 0
     require_rescaled(noise)
+    own_scales = None if noise is None or jnp.ndim(noise.noise_scale) == 0 else noise.noise_scale
     state_types = check_optimizer("optimizer", optimizer, by_round=True)
     if "MultiStepsState" in state_types:
         requirement, remedy = "must keep no gradients for later: it starts anew in each round", "Raise batch_size."
@@ -202,8 +202,7 @@ def local_steps(
         check_task(task, data)
         if not by_count:
             check_counts(scheme, data.sizes, data.names)
-        if by_client:
-            check.per_node(data.num_nodes, noise=noise.noise_scale)
+        check.per_node(data.num_nodes, noise=own_scales)
         check_types(task, data, noise)
 
     def draw(key, round_index, active, data, task, override=None):
@@ -250,8 +249,9 @@ def local_steps(
     def steps_of(data, active, draws):
         samples, mask = samples_of(data, active, draws.batch_indices)
         drawn = draws.noise
-        if by_client and isinstance(drawn, NoiseKeys):
-            scales = jnp.asarray(noise.noise_scale, jnp.float32)[active]
+        if own_scales is not None and isinstance(drawn, NoiseKeys):
+            check.per_node(data.num_nodes, noise=own_scales)  # a client beyond the last would have that one's scale
+            scales = jnp.asarray(own_scales, jnp.float32)[active]
             drawn = drawn._replace(scales=jnp.broadcast_to(scales[:, None], drawn.keys.shape))
         return Step(samples=samples, mask=mask, dropout_key=draws.dropout_keys, noise=drawn)
 

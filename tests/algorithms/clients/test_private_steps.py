@@ -99,6 +99,13 @@ def test_each_client_has_noise_of_its_own_scale(mechanism, node_loop):
     assert_same(same, unit)
 
 
+def test_data_of_more_clients_than_scales_is_refused_in_any_round():
+    algorithm, data = learner(noise=jaxfl.gaussian(jnp.array(OWN[:4]))), uneven_data(SIZES)
+    state = start(algorithm, KEY, uneven_data(SIZES[:4]))
+    with pytest.raises(jaxfl.ArgumentError, match=r"^noise: must be a scalar or hold one number per node"):
+        algorithm.round(KEY, state, data)
+
+
 def test_the_scale_is_the_clients_own_where_few_take_part():
     """Three of five clients: noise has the standard deviation of the client in the slot."""
     clients, data = steps(noise=jaxfl.gaussian(jnp.array(OWN))), uneven_data(SIZES)

@@ -27,14 +27,14 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config: Configuration = row.config
-        method, last = config.learning.method, rounds_of(config)
+        method, batch_size, last = config.learning.method, config.learning.batch_size, rounds_of(config)
         return {
             "data": config.clients.data(config.data),
             # FedAvg ends after the rounds of the budget, too, but spends none of it.
             "num_rounds": config.learning.rounds if method in PRIVATE_STEPS else last,
             "privacy": privacy_of(config, sizes[name], asked_of(rows[name].config)),
             "released": released(config),
-            "noise_stds": _noise_stds(config),
+            "noise_stds": tuple(each * config.budget.clip_norm / batch_size for each in config.budget.client_noise),
             "covered": method in (FIXED, UPDATES, ALONE) or (method == ALI and config.learning.constants == "private"),
             "max_rounds": last,
             "budgets": {"local_iterations": config.budget.max_iterations} if method == ALI else {},
@@ -45,7 +45,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         config, seeds, _ = ready[name]
         for seed in seeds:
             check_start(config.algorithm(), jax.random.key(seed), config.clients.data(config.data)(seed))
-    counts = {name: {**_by_size(rows[name].config, row.config), **_counts(row.config)} for name, row in ready.items()}
+    counts = {name: _counts(row.config) for name, row in ready.items()}
     return Prepared(cases, _description(ready, sizes), {"settled": counts})
 
 
@@ -84,17 +84,6 @@ def _check_sizes(config: Configuration, least: int) -> None:
 def _counts(config: Configuration) -> dict[str, object]:
     """Rounds and iterations that follow from the budget."""
     return {"rounds": config.learning.rounds, "max_iterations": config.budget.max_iterations}
-
-
-def _by_size(request: Configuration, config: Configuration) -> dict[str, bool]:
-    """Tell in config.json, which a resume compares, that noise goes by sizes; before 2026-11-27 it did not."""
-    return {"noise_by_size": True} if config.budget.client_noise and not request.budget.client_noise else {}
-
-
-def _noise_stds(config: Configuration) -> tuple[float, ...]:
-    """Standard deviation of a step's noise at each client, where clients have their own."""
-    budget, each = config.budget, config.budget.clip_norm / config.learning.batch_size
-    return tuple(noise * each for noise in budget.client_noise)
 
 
 def _description(rows: Mapping[str, Row], sizes: Mapping[str, list[int]]) -> list[str]:

@@ -31,6 +31,7 @@ EXPERIMENT = Experiment(
     },
     presets=PRESETS,
     derived={"evaluate_every": lambda options, names: 0},  # until the rounds are known
+    rivals=((("noise_multiplier",), ("client_noise",)),),
     labels={
         "method": "{}",
         "local_steps": "τ = {}",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 import jaxfl
@@ -17,6 +18,7 @@ from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.uplink import Uplink
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, choose, flat, stated, traced, where
+from jaxfl.frame.options import UNSAID, since
 
 ALI, FIXED, UPDATES, ALONE = "ALI-DPFL", "DPFL", "DP-FedAvg", "alone"
 PRIVATE_STEPS = (ALI, FIXED, ALONE)  # methods whose clients make DP-SGD
@@ -112,7 +114,10 @@ class Budget:
         where("bound", ("proven",), "neighboring_relation"),
         {
             **dict.fromkeys(("bound", "neighboring_relation"), lambda options: _holds(options)),
-            "noise_multiplier": lambda options: _spends(options) or options["method"] in PRIVATE_STEPS,
+            **dict.fromkeys(
+                ("noise_multiplier", "client_noise"),
+                lambda options: _spends(options) or options["method"] in PRIVATE_STEPS,
+            ),
             "dp_delta": lambda options: _spends(options) or options["method"] != "FedAvg",
             "target_epsilon": lambda options: _holds(options) or _is_charged(options),
         },
@@ -121,8 +126,11 @@ class Budget:
     """Bound C on each sample's gradient in the L2 norm."""
     noise_multiplier: float | Literal["calibrated"] = traced(1.1)
     """Standard deviation of the noise on a batch's sum of gradients, over C; calibrated: the least with which
-    target_epsilon pays for max_iterations. FedAvg and DP-FedAvg add no such noise, but run as many rounds and
-    iterations as a budget pays for with it."""
+    target_epsilon pays for max_iterations, at each client by itself where numbers of samples differ by more than one.
+    FedAvg and DP-FedAvg add no such noise, but run as many rounds and iterations as a budget pays for with it."""
+    client_noise: tuple[float, ...] = since((), {(): UNSAID})
+    """Noise multiplier of each client, in place of noise_multiplier. By default the least that meets the budget, where
+    it is calibrated and numbers of samples differ by more than one."""
     max_iterations: int | Literal["auto"] = traced("auto")
     """Local iterations T of a client in the whole run; auto: as many as target_epsilon pays for at every client."""
     target_epsilon: float = stated(2.0)
@@ -161,6 +169,8 @@ class Configuration:
         learning, budget = self.learning, self.budget
         assert not isinstance(learning.rounds, str)
         noise_multiplier, silent = budget.noise_multiplier, learning.method not in PRIVATE_STEPS
+        if budget.client_noise:
+            noise_multiplier = jnp.asarray(budget.client_noise, jnp.float32)
         assert not isinstance(noise_multiplier, str)
         if silent or (
             isinstance(noise_multiplier, int | float) and not noise_multiplier
@@ -233,7 +243,7 @@ def check_config(config: Configuration) -> None:
     check.positive(constants_noise=learning.constants_noise, constants_loss_bound=learning.constants_loss_bound)
     check.positive(clip_norm=budget.clip_norm, update_clip_norm=learning.update_clip_norm)
     if budget.noise_multiplier != "calibrated":
-        check.non_negative(noise_multiplier=budget.noise_multiplier)
+        check.non_negative(noise_multiplier=budget.noise_multiplier, client_noise=np.array(budget.client_noise))
     elif budget.max_iterations == "auto":
         found, remedy = "got auto, which follows from the noise", "Pass a number, or a number for noise_multiplier."
         raise ArgumentError("max_iterations", "must be a number where noise is calibrated", found, remedy)
@@ -243,6 +253,8 @@ def check_config(config: Configuration) -> None:
         raise ArgumentError("local_steps", f"must be at most max_steps, {learning.max_steps}", found, remedy)
     if learning.update_noise_multiplier != "calibrated":
         check.positive(update_noise_multiplier=learning.update_noise_multiplier)
-    if budget.max_iterations == "auto" and not budget.noise_multiplier:
+    name = "client_noise" if budget.client_noise else "noise_multiplier"
+    check.per_node(config.clients.nodes, client_noise=budget.client_noise or None)
+    if budget.max_iterations == "auto" and not all(budget.client_noise or (budget.noise_multiplier,)):
         found, remedy = "got 0, with which no iteration has an epsilon", "Pass more, or a number for max_iterations."
-        raise ArgumentError("noise_multiplier", "must be positive where it spends a budget", found, remedy)
+        raise ArgumentError(name, "must be positive where it spends a budget", found, remedy)

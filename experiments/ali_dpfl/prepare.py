@@ -27,13 +27,14 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config: Configuration = row.config
-        method, last = config.learning.method, rounds_of(config)
+        method, batch_size, last = config.learning.method, config.learning.batch_size, rounds_of(config)
         return {
             "data": config.clients.data(config.data),
             # FedAvg ends after the rounds of the budget, too, but spends none of it.
             "num_rounds": config.learning.rounds if method in PRIVATE_STEPS else last,
             "privacy": privacy_of(config, sizes[name], asked_of(rows[name].config)),
             "released": released(config),
+            "noise_stds": tuple(each * config.budget.clip_norm / batch_size for each in config.budget.client_noise),
             "covered": method in (FIXED, UPDATES, ALONE) or (method == ALI and config.learning.constants == "private"),
             "max_rounds": last,
             "budgets": {"local_iterations": config.budget.max_iterations} if method == ALI else {},
@@ -54,7 +55,7 @@ def _pooled(row: Row) -> dict[str, Any] | None:
     if config.learning.method == ALI:
         return None  # its number of local iterations is chosen for clients that differ
     counts, nodes = _counts(settled(config, row.sizes())), config.clients.nodes
-    place = {"nodes": 1, "partition": "iid", "batch_size": nodes * config.learning.batch_size}
+    place = {"nodes": 1, "partition": "iid", "batch_size": nodes * config.learning.batch_size, "client_noise": ()}
     return {"method": "FedAvg", **counts, **place}
 
 

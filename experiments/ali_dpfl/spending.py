@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,16 +19,25 @@ from .options import ALI, PRIVATE_STEPS, UPDATES, Configuration
 MOST_ITERATIONS = 10**5  # up to which the iterations of a budget are searched
 
 
-def release_of(config: Configuration, num_samples: int, *, with_estimates: bool = True) -> ClientRelease:
-    """Describe what a client with this many samples releases."""
+def release_of(
+    config: Configuration, num_samples: int, multiplier: float | None = None, *, with_estimates: bool = True
+) -> ClientRelease:
+    """Describe what a client with this many samples releases; its noise multiplier is that of all by default."""
     learning, budget = config.learning, config.budget
-    multiplier = 1.0 if budget.noise_multiplier == "calibrated" else budget.noise_multiplier
+    common = 1.0 if budget.noise_multiplier == "calibrated" else budget.noise_multiplier
+    multiplier = common if multiplier is None else multiplier
     estimates = learning.constants if learning.method == ALI and with_estimates else "none"
     release = ClientRelease("poisson", num_samples, learning.batch_size, budget.clip_norm, multiplier)
     if estimates == "private":
         size, noise = learning.constants_batch or num_samples, learning.constants_noise
         release = release._replace(estimate_batch_size=size, estimate_noise_multiplier=noise)
     return release._replace(estimates=estimates)
+
+
+def releases_of(config: Configuration, sizes: Sequence[int], *, with_estimates: bool = True) -> list[ClientRelease]:
+    """Describe what each client releases, over all seeds."""
+    pairs = zip(sizes, itertools.cycle(config.budget.client_noise or (None,)))  # client after client, seed after seed
+    return [release_of(config, size, noise, with_estimates=with_estimates) for size, noise in pairs]
 
 
 def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
@@ -58,8 +68,14 @@ def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
 
 
 def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
-    """The configuration with the least noise on iterations that meets the budget, where it is asked for."""
+    """The configuration with the least noise on iterations that meets the budget, where it is asked for.
+
+    Clients have one noise where they have equally many samples, to within the one that an even deal leaves over, and
+    each its own where they have not. Sizes are public, and so is which of the two holds.
+    """
     learning, budget = config.learning, config.budget
+    if budget.client_noise:
+        return lay(config, {"noise_multiplier": max(budget.client_noise)})
     if budget.noise_multiplier != "calibrated":
         return config
     if learning.method not in PRIVATE_STEPS:
@@ -69,21 +85,18 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
         raise ArgumentError("rounds", "must be a number where noise is calibrated", found, remedy)
     private = learning.method == ALI and learning.constants == "private"
     # Estimates without noise have no epsilon: the iterations beside them get the noise that they need alone.
-    releases = {release_of(config, size, with_estimates=private) for size in sizes}
-    alone = max(accounting.epsilon(one, 0, learning.rounds * private, **_held(config)) for one in releases)
+    releases = releases_of(config, sizes, with_estimates=private)
+    alone = max(accounting.epsilon(one, 0, learning.rounds * private, **_held(config)) for one in {*releases})
     if private and alone >= budget.target_epsilon:
         requirement = f"must leave something of target_epsilon, {budget.target_epsilon:g}, to the iterations"
         found = f"got {learning.constants_noise:g}, with which {learning.rounds} estimates alone cost {alone:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
     assert not isinstance(budget.max_iterations, str)
-    noise = accounting.calibrate_noise_multiplier(
-        [*releases],
-        budget.max_iterations,
-        learning.rounds,
-        target_epsilon=budget.target_epsilon,
-        **_held(config),
-    )
-    return lay(config, {"noise_multiplier": noise})
+    counts = budget.max_iterations, learning.rounds
+    settings = {**_held(config), "target_epsilon": budget.target_epsilon}
+    kinds = config.clients.nodes if max(sizes) - min(sizes) > 1 else 1
+    noise = [accounting.calibrate_noise_multiplier(releases[i::kinds], *counts, **settings) for i in range(kinds)]
+    return lay(config, {"noise_multiplier": max(noise), "client_noise": tuple(noise) if kinds > 1 else ()})
 
 
 def _held(config: Configuration) -> dict[str, Any]:
@@ -96,8 +109,8 @@ def _held(config: Configuration) -> dict[str, Any]:
 def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int) -> int:
     """Local iterations that the budget pays for beside this many estimates; a budget for none is refused."""
     budget = config.budget
-    samples = sizes if budget.accounted_samples is None else [budget.accounted_samples]
-    releases = [release_of(config, size, with_estimates=num_estimates > 0) for size in samples]
+    samples = sizes if budget.accounted_samples is None else [budget.accounted_samples] * len(sizes)
+    releases = releases_of(config, samples, with_estimates=num_estimates > 0)
     settings = {**_held(config), "limit": MOST_ITERATIONS}
     most = accounting.max_iterations(releases, num_estimates, budget.target_epsilon, **settings)
     if most < 1:
@@ -113,7 +126,7 @@ def _refuse_overspent(config: Configuration, sizes: Sequence[int], rounds: int, 
     budget, settings = config.budget, _held(config)
 
     def cost(with_estimates: bool) -> float:
-        releases = {release_of(config, size, with_estimates=with_estimates) for size in sizes}
+        releases = {*releases_of(config, sizes, with_estimates=with_estimates)}
         return max(accounting.epsilon(one, iterations, rounds * with_estimates, **settings) for one in releases)
 
     # No budget can pay for more iterations than the search allows; their price alone takes minutes.
@@ -160,7 +173,7 @@ def privacy_of(
     learning, nodes, usual = config.learning, config.clients.nodes, config.budget.dp_delta
     if learning.method == "FedAvg":
         return None
-    releases, most = [release_of(config, size) for size in sizes], None
+    releases, most = releases_of(config, sizes), None
     if learning.method == ALI:
         assert not isinstance(learning.rounds, str)
         assert not isinstance(config.budget.max_iterations, str)

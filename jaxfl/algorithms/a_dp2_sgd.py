@@ -53,7 +53,7 @@ from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
 from jaxfl.privacy import NoiseMechanism
-from jaxfl.privacy.mechanisms import check_types, released
+from jaxfl.privacy.mechanisms import check_types, released, require_rescaled
 
 
 class EventLog(NamedTuple):
@@ -134,10 +134,7 @@ def a_dp2_sgd(
     require_strongly_connected(graph)
     if noise is not None:
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
-        if jnp.ndim(noise.noise_scale) and noise.rescaled is None:
-            requirement = "must be a mechanism that can be rescaled where its scale is per node"
-            remedy = "Pass jaxfl.gaussian, jaxfl.laplace or jaxfl.grid_gaussian, or one scale for all nodes."
-            raise ArgumentError("noise", requirement, f"got {noise.distribution}, without `rescaled`", remedy)
+    require_rescaled(noise)
     estimator = mini_batch() if gradient is None else gradient
     # At least two slots: with one, XLA sees the rows of `params` themselves and copies all nodes in every event.
     num_nodes, num_slots = graph.num_nodes, max(2, max_delay + 1)

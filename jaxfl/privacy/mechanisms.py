@@ -57,6 +57,14 @@ def require_float_noise(missing: str, **distributions: str | None) -> None:
             raise ArgumentError(name, requirement, "got grid_gaussian", remedy)
 
 
+def require_rescaled(noise: NoiseMechanism | None) -> None:
+    """Refuse scales per node of a mechanism that cannot take one node's scale."""
+    if noise is not None and jnp.ndim(noise.noise_scale) and noise.rescaled is None:
+        requirement = "must be a mechanism that can be rescaled where its scale is per node"
+        remedy = "Pass jaxfl.gaussian, jaxfl.laplace or jaxfl.grid_gaussian, or one scale for all nodes."
+        raise ArgumentError("noise", requirement, f"got {noise.distribution}, without `rescaled`", remedy)
+
+
 def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:
     """Compute the release of a round.
 

@@ -1,6 +1,7 @@
 """ali_dpfl: iterations and rounds of a budget, statements of what ran, tau; test_every_experiment.py has the rest."""
 
 import contextlib
+import csv
 import io
 import json
 import re
@@ -15,9 +16,9 @@ from run_files import run_lines
 
 from experiments.ali_dpfl import EXPERIMENT
 from experiments.ali_dpfl.prepare import prepare
-from experiments.ali_dpfl.spending import release_of, rounds_of, settled
+from experiments.ali_dpfl.spending import privacy_of, release_of, released, rounds_of, settled
 from jaxfl.core import ArgumentError
-from jaxfl.frame import main
+from jaxfl.frame import lay, main
 from jaxfl.frame.command_line import parse
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients import WITHOUT_NOISE
@@ -40,6 +41,18 @@ def lines_of(arguments):
 def settle(arguments, sizes):
     """Name -> configuration with numbers, for clients of these sizes."""
     return {name: settled(line.config, sizes) for name, line in lines_of(arguments).items()}
+
+
+def first_of(arguments, sizes):
+    """The first configuration of a command line, with numbers."""
+    return next(iter(settle(arguments, sizes).values()))
+
+
+def stated(config, sizes, *asked):
+    """Function from rounds and totals to statements."""
+    found = privacy_of(config, sizes, *asked)
+    assert found is not None
+    return found
 
 
 def numbers(config):
@@ -160,6 +173,87 @@ class TestBudget:
         assert len({id(case.algorithm) for case in cases}) == 1
         assert [(case.num_rounds, case.last_round) for case in cases] == [(8, 8), (8, 6), (8, 3)]
         assert [case.numbers for case in cases] == [{"local_steps": float(tau)} for tau in (1, 2, 4)]
+
+
+class TestClientsOfUnequalSize:
+    """Sizes are public: one budget gives each client the least noise of its own size."""
+
+    SIZES = (48, 96, 360, 1966)
+    ASKED = "--nodes 4 --batch-size 20 --rounds 10 --max-iterations 30"
+    CALIBRATED = f"{ASKED} --target-epsilon 3 --noise-multiplier calibrated"
+
+    def spent(self, config, sizes):
+        """Epsilons of clients by the statement that the budget is held by."""
+        totals = dict.fromkeys(released(config), 30) | {"estimate_releases": 10}
+        ran = {name: totals[name] for name in released(config)}
+        asked = config.budget.bound, "zero_out" if config.budget.bound == "proven" else None
+        (first, *_) = stated(config, sizes, asked)(10, **ran)
+        assert first["asked"]
+        return first["node_epsilons"]
+
+    @pytest.mark.parametrize("options", ["DPFL", "alone", "DPFL --bound published", "ALI-DPFL --constants private"])
+    def test_every_client_spends_the_budget(self, options):
+        config = first_of(f"{self.CALIBRATED} --method {options}", self.SIZES)
+        assert all(0.99 * 3 < epsilon <= 3 for epsilon in self.spent(config, self.SIZES))
+        noise = config.budget.client_noise
+        assert [*noise] == sorted(noise, reverse=True)
+        assert noise[0] > 1.5 * noise[-1]
+        assert config.budget.noise_multiplier == noise[0]
+        config.algorithm()
+
+    def test_a_client_meets_the_budget_in_every_seed(self):
+        """Each client's noise is that of its worst seed: the smallest, where clients lie in another order."""
+        sizes = [60, 300, 120, 480, 360, 90, 120, 240]
+        config = first_of(f"{self.CALIBRATED} --method DPFL", sizes)
+        spent = np.reshape(self.spent(config, sizes), (2, 4))
+        assert (spent <= 3).all()
+        assert (spent.max(axis=0) > 0.99 * 3).all()
+        assert spent[1, 0] < spent[0, 0]
+
+    def test_an_even_deal_and_a_given_noise_stay_as_they_are(self):
+        asked = f"{self.CALIBRATED} --method DPFL"
+        one = first_of(asked, [90, 90, 89, 89])
+        assert one.budget.client_noise == ()
+        assert 0.99 * 3 < spent_by(one, 89, 30) <= 3
+        own = first_of(asked, [90, 90, 89, 88])
+        assert len(own.budget.client_noise) == 4
+        said = [stated(config, [90, 90, 89, 88])(10, 30)[1]["mechanism"] for config in (one, own)]
+        assert ["others have noise of their own" in text for text in said] == [False, True]
+        given = first_of(f"{self.ASKED} --method DPFL --noise-multiplier 2", self.SIZES)
+        assert (given.budget.noise_multiplier, given.budget.client_noise) == (2, ())
+        request = next(iter(lines_of(asked).values())).config
+        assert settled(lay(request, {"method": "FedAvg"}), self.SIZES).budget.client_noise == ()  # a baseline
+
+    def test_noise_of_each_client_may_be_given(self):
+        given = "--nodes 4 --batch-size 20 --rounds 10 --method DPFL --target-epsilon 3"
+        config = first_of(f"{given} --client-noise 4 3 2 1", self.SIZES)
+        most, _ = numbers(config)
+        spent = [max(stated(config, self.SIZES)(10, count)[1]["node_epsilons"]) for count in (most, most + 1)]
+        assert spent[0] <= 3 < spent[1]
+        for wrong in ("--client-noise 4 3 2", "--client-noise 4 3 2 0", "--client-noise 4 3 2 -1"):
+            with pytest.raises(ArgumentError, match=r"^client_noise: "):
+                prepare(lines_of(f"{given} {wrong}"))
+        with pytest.raises(ArgumentError, match="excludes the other"):
+            lines_of(f"{given} --client-noise 4 3 2 1 --noise-multiplier 2")
+
+    def test_a_run_has_the_noise_of_each_client(self, tmp_path, capsys):
+        """In sites.csv and on the steps; a run that began with one noise is not resumed."""
+        words = "--num-train 400 --num-test 60 --nodes 4 --partition quantity --alpha 1 --batch-size 4 --hidden 4"
+        words += " --rounds 3 --max-iterations 6 --local-steps 2 --noise-multiplier calibrated --target-epsilon 8"
+        words += f" --quiet --seeds 0 --grid method=DPFL,alone --out {tmp_path}"
+        assert main(EXPERIMENT, words.split()) == 0
+        with open(tmp_path / "sites.csv", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["case"] == "DPFL"]
+        noise, sizes = ([float(row[name]) for row in rows] for name in ("noise_std", "samples"))
+        assert np.argsort(sizes).tolist() == np.argsort(noise)[::-1].tolist()
+        assert max(noise) > 1.1 * min(noise)
+        assert all(0.99 * 8 < float(row["dp_epsilon"]) <= 8 for row in rows)
+        assert main(EXPERIMENT, [*words.split(), "--resume"]) == 0
+        path = tmp_path / "config.json"
+        path.write_text(re.sub(r'"client_noise": \[\],\s*', "", path.read_text()))
+        capsys.readouterr()
+        assert main(EXPERIMENT, [*words.split(), "--resume"]) == 2
+        assert "client-noise: must be as in the run that is resumed" in capsys.readouterr().err
 
 
 class TestStatements:

@@ -23,6 +23,7 @@ COMPARISON = EXPERIMENTS["comparison"]
 PREPARE = cast("Callable[[Mapping[str, Row]], Prepared]", COMPARISON.prepare)
 SMALL = {"nodes": 5, "rounds": 4, "num_train": 200, "num_test": 40, "batch_size": 4, "hidden": (4,), "step_size": 0.3}
 SMALL |= {"evaluate_every": 2}
+ON_CLIENTS = ("DPFL", "ALI-DPFL")
 
 
 def asked(method, **changes):
@@ -53,14 +54,15 @@ def test_a_method_spends_its_budget_and_no_more(method, cases):
 
 
 def test_nodes_of_unequal_size_spend_the_budget_each():
-    """A node of a graph has noise of its own, so that none has that of the smallest for nothing."""
+    """A node of a graph, or a client, has noise of its own, so that none has that of the smallest for nothing."""
     uneven = {"partition": "quantity", "alpha": 1.0, "batch_size": 2}
-    rows = {method: next(iter(asked(method, **uneven).rows.values())) for method in ON_A_GRAPH}
+    rows = {method: next(iter(asked(method, **uneven).rows.values())) for method in (*ON_A_GRAPH, *ON_CLIENTS)}
     sizes = rows["PrivSGP"].sizes()
     assert max(sizes) > 2 * min(sizes)
     for method, case in PREPARE(rows).cases.items():
         assert case.privacy is not None
-        first = case.privacy(4)[0]
+        totals = {"local_iterations": 12, "estimate_releases": 4}
+        first = case.privacy(4, **{name: totals[name] for name in case.released})[0]
         assert all(0.99 * 3 < epsilon <= 3 for epsilon in first["node_epsilons"]), method
         assert len(first["node_epsilons"]) == 5
         assert case.noise_stds[int(np.argmin(sizes))] == max(case.noise_stds) > 1.1 * min(case.noise_stds)

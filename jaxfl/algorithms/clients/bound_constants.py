@@ -19,7 +19,7 @@ most 2 C / m and c_i by at most C / m, because a norm changes by no more than it
 sqrt(3) times its own bound: together they are one Gaussian mechanism of noise multiplier z, on a Poisson sample of rate
 m / J_i. The denominators are public. v is (x - w) / (gamma tau), the mean of the round's noisy gradients by plain SGD.
 Its own noise has the expected squared norm d s^2 sum_i p_i^2 / tau, with d parameters and s the standard deviation of a
-step's noise on one coordinate. This is subtracted from c_i^2.
+step's noise on one coordinate (s_i^2 within the sum, where clients have their own). This is subtracted from c_i^2.
 
 Ling, Fu, Wang, Liu, Chen, "ALI-DPFL: Differentially Private Federated Learning with Adaptive Local Iterations",
 arXiv:2308.10457, Definition 2 and section IV-B.
@@ -71,7 +71,7 @@ class Aggregation(NamedTuple):
     received: Array  # the shares by which w is the mean of the w_i, (n,), float32; p_i where nothing is lost
     num_steps: Array  # tau, (), int32
     step_size: Array  # gamma, (), float32
-    noise_std: Array  # s, (), float32
+    noise_std: Array  # s, () or (n,), float32
 
 
 class BoundConstants(NamedTuple):
@@ -172,7 +172,9 @@ def private_constants(
         bounds = jnp.stack([of_loss, 2 * of_gradient, of_gradient])
         std = multiplier * math.sqrt(3) * bounds[None] / divisors[:, None]
         values = values + std * draws.noise
-        noise_in_mean = size(w) * jnp.square(aggregation.noise_std) * jnp.sum(jnp.square(aggregation.received)) / tau
+        variance, squares = jnp.square(aggregation.noise_std), jnp.square(aggregation.received)
+        common, squares = (variance, squares) if variance.ndim == 0 else (1.0, variance * squares)
+        noise_in_mean = size(w) * common * jnp.sum(squares) / tau
         change, apart = jnp.maximum(values[:, 1], 0.0), jnp.maximum(values[:, 2], 0.0)
         xi = jnp.sqrt(jnp.maximum(jnp.square(apart) - noise_in_mean, 0.0))
         return _over_distance(aggregation, jnp.abs(values[:, 0]), change, xi, before), _evaluations(mask)

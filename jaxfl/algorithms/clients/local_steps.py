@@ -52,7 +52,7 @@ from jaxfl.core.tree import number_type
 from jaxfl.gradients import Sampler, fixed, per_example
 from jaxfl.gradients.estimator import batch_sums
 from jaxfl.gradients.samplers import BATCH_OVERFLOW, check_counts
-from jaxfl.privacy.mechanisms import NoiseMechanism, released, require_float_noise
+from jaxfl.privacy.mechanisms import NoiseMechanism, released, require_float_noise, require_rescaled
 
 Optimizer = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
 
@@ -63,7 +63,7 @@ class LocalSteps(NamedTuple):
     Attributes:
         max_steps: tau, the most steps of a round.
         is_private: whether samples' gradients are clipped, or noise is added to a step's.
-        noise_std: standard deviation of the noise of one step on one coordinate, () or 0.
+        noise_std: standard deviation of the noise of one step on one coordinate, () or (n,), or 0.
         num_steps: the argument of `local_steps`.
         differentiable: whether a round has a reverse derivative.
         sampler: "fixed", "uniform" or "poisson", how batches are drawn; a Poisson batch may exceed its slots.
@@ -127,8 +127,8 @@ def local_steps(
             sum over b, and no client may hold fewer samples.
         clip_norm: bound on the L2 norm of each sample's gradient; the mean is then the sum over b, and no client may
             hold fewer samples than b. May be traced.
-        noise: added to each step's mean gradient, of one scale for all clients: `jaxfl.gaussian(sigma C / b)` is DP-SGD
-            with noise multiplier sigma.
+        noise: added to each step's mean gradient, with one scale, () or one for each client, (n,), which may be traced:
+            `jaxfl.gaussian(sigma C / b)` is DP-SGD with noise multiplier sigma.
         num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
             Default: all. A new value of a traced number needs no new compilation.
         differentiable: how `num_steps` steps run. True: `max_steps` steps under a mask, so that a round has a reverse
@@ -145,6 +145,7 @@ def local_steps(
         - `num_steps` steps equal a run whose `max_steps` is that number.
         - without noise and clipping it is the plain optimizer.
         - a client's draws do not depend on who else is active, nor on the number of steps.
+        - equal scales of all clients give what one scale gives.
         - under a mask and as a loop, steps give the same parameters.
 
     Examples:
@@ -167,9 +168,8 @@ def local_steps(
             raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
     missing = "how far one sample moves the sums of gradients that all local steps round to a grid"
     require_float_noise(missing, noise=noise and noise.distribution)
-    if noise is not None and jnp.ndim(noise.noise_scale) > 0:
-        found, remedy = f"got shape {jnp.shape(noise.noise_scale)}", "Pass the largest of them."
-        raise ArgumentError("noise", "must have one scale for all clients", found, remedy)
+    require_rescaled(noise)
+    own_scales = None if noise is None or jnp.ndim(noise.noise_scale) == 0 else noise.noise_scale
     state_types = check_optimizer("optimizer", optimizer, by_round=True)
     if "MultiStepsState" in state_types:
         requirement, remedy = "must keep no gradients for later: it starts anew in each round", "Raise batch_size."
@@ -202,6 +202,7 @@ def local_steps(
         check_task(task, data)
         if not by_count:
             check_counts(scheme, data.sizes, data.names)
+        check.per_node(data.num_nodes, noise=own_scales)
         check_types(task, data, noise)
 
     def draw(key, round_index, active, data, task, override=None):
@@ -247,7 +248,12 @@ def local_steps(
 
     def steps_of(data, active, draws):
         samples, mask = samples_of(data, active, draws.batch_indices)
-        return Step(samples=samples, mask=mask, dropout_key=draws.dropout_keys, noise=draws.noise)
+        drawn = draws.noise
+        if own_scales is not None and isinstance(drawn, NoiseKeys):
+            check.per_node(data.num_nodes, noise=own_scales)  # a client beyond the last would have that one's scale
+            scales = jnp.asarray(own_scales, jnp.float32)[active]
+            drawn = drawn._replace(scales=jnp.broadcast_to(scales[:, None], drawn.keys.shape))
+        return Step(samples=samples, mask=mask, dropout_key=draws.dropout_keys, noise=drawn)
 
     def gradient_of(task, data):
         if not is_private:

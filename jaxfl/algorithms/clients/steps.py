@@ -20,9 +20,13 @@ class NoiseKeys(NamedTuple):
     """Noise that is drawn when a step needs it. The noise of all steps would not fit in memory."""
 
     keys: Array  # typed, (k, tau), one for each step of each active client
+    scales: Array | None = None  # (k, tau), float32, in place of the mechanism's, where clients have their own
 
     def draw(self, mechanism: NoiseMechanism, like: PyTree) -> PyTree:
-        """The noise of one step of one client, of the shapes of `like`; here `keys` is that step's, ()."""
+        """The noise of one step of one client, of the shapes of `like`; here the fields are that step's, ()."""
+        if self.scales is not None:
+            assert mechanism.rescaled is not None
+            mechanism = mechanism.rescaled(self.scales)
         nodes = mechanism.draw(self.keys, jax.tree.map(lambda leaf: leaf[None], like))
         return jax.tree.map(lambda leaf: leaf[0], nodes)
 

@@ -367,11 +367,13 @@ def _words(accounts: Sequence[Account], account: Account, bound: str, relation: 
     clipped = f"every sample's gradient is clipped to the L2 norm {' or '.join(f'{norm:g}' for norm in norms)}"
     release = account.release
     each = drawn("samples", release.sampler, release.batch_size / release.num_samples, release.noise_multiplier)
+    differ = len({account.release.noise_multiplier for account in accounts}) > 1
     return {
         "gradients": clipped if all(account.release.clip_norm is not None for account in accounts) else None,
         "setting": _SETTING,
         "notes": _notes(accounts, account, bound, relation),
-        "mechanism": f"{account.num_iterations} local iterations, {each}",
+        "mechanism": f"{account.num_iterations} local iterations, {each}"
+        + " at the worst client; others have noise of their own" * differ,
     }
 
 

@@ -20,6 +20,7 @@ KEY = jax.random.key(5)
 SIZES = (7, 9, 5, 12, 6)
 BATCH = 4
 CLIP_NORM, NOISE_STD = 1.5, 0.05
+OWN = (0.05, 0.0, 0.2, 0.1, 0.4)  # scales of the clients
 
 
 def steps(max_steps=3, **changes):
@@ -44,13 +45,16 @@ def as_float64(tree):
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
-def test_private_clients_follow_dp_sgd():
+@pytest.mark.parametrize("scales", [np.float32(NOISE_STD), np.array(OWN, "float32")], ids=["one scale", "own scales"])
+def test_private_clients_follow_dp_sgd(scales):
     """Twenty rounds of Poisson batches, clipping and noise at uneven clients, on the same draws."""
-    algorithm, data = learner(), uneven_data(SIZES)
+    algorithm, data = learner(noise=jaxfl.gaussian(scales)), uneven_data(SIZES)
     outcome = one_by_one(algorithm, KEY, data, 20)
     first, rounds = outcome.states[0].params, []
     for draws in outcome.draws:
-        noise = as_float64(noise_values(draws.steps.noise.keys, jaxfl.gaussian(NOISE_STD), first))
+        noise = as_float64(noise_values(draws.steps.noise.keys, jaxfl.gaussian(1.0), first))
+        own_scales = np.broadcast_to(scales, 5)[np.asarray(draws.active)].astype(float)
+        noise = jax.tree.map(lambda leaf, by=own_scales: np.einsum("k...,k->k...", leaf, by), noise)
         active = client_batches(np.asarray(draws.active), np.asarray(draws.steps.batch_indices), SIZES)
         own = [[jax.tree.map(lambda leaf, c=c, t=t: leaf[c, t], noise) for t in range(3)] for c in range(3)]
         rounds.append(([(*one, noises) for one, noises in zip(active, own, strict=True)], None))
@@ -67,6 +71,52 @@ def test_private_clients_follow_dp_sgd():
         np.testing.assert_array_equal(info.gradient_evaluations, used)
         assert int(info.local_iterations) == 3
     assert 0.2 < np.mean([list(of_client.values()) for of_client in fractions]) < 0.8, "some are scaled, some not"
+
+
+@pytest.mark.parametrize("mechanism", [jaxfl.gaussian, jaxfl.laplace])
+@pytest.mark.parametrize("node_loop", ["vmap", "map"])
+def test_each_client_has_noise_of_its_own_scale(mechanism, node_loop):
+    """Steps without samples leave the noise; scales are traced, and swept in one program.
+
+    What a client of a scale moves by is that scale times what a scale of 1 moves it by.
+    """
+    task, data = small_task()._replace(node_loop=node_loop), uneven_data(SIZES)
+    silent = data._replace(inputs=0 * data.inputs)
+
+    def moves(scales):
+        clients = steps(1, clip_norm=1e-12, noise=mechanism(scales))
+        algorithm = jaxfl.partial_averaging(task, clients=clients, synchronized=())
+        state = start(algorithm, KEY, silent)
+        after = algorithm.round(KEY, state, silent)[0]
+        return jax.tree.map(jnp.subtract, after.params, state.params)
+
+    own = jnp.array([OWN, OWN[::-1]], jnp.float32)
+    found = jax.jit(jax.vmap(moves))(own)
+    unit = jax.jit(moves)(jnp.float32(1.0))
+    expected = jax.tree.map(lambda leaf: jnp.einsum("sn,n...->sn...", own, leaf), unit)
+    assert_same(found, expected, rtol=1e-4, atol=1e-6)
+    same = jax.jit(moves)(jnp.ones(5))
+    assert_same(same, unit)
+
+
+def test_data_of_more_clients_than_scales_is_refused_in_any_round():
+    algorithm, data = learner(noise=jaxfl.gaussian(jnp.array(OWN[:4]))), uneven_data(SIZES)
+    state = start(algorithm, KEY, uneven_data(SIZES[:4]))
+    with pytest.raises(jaxfl.ArgumentError, match=r"^noise: must be a scalar or hold one number per node"):
+        algorithm.round(KEY, state, data)
+
+
+def test_the_scale_is_the_clients_own_where_few_take_part():
+    """Three of five clients: noise has the standard deviation of the client in the slot."""
+    clients, data = steps(noise=jaxfl.gaussian(jnp.array(OWN))), uneven_data(SIZES)
+    active = jnp.array([4, 0, 2], jnp.int32)
+    one_round = jax.jit(lambda r: clients.steps(data, active, clients.draw(KEY, r, active, data, small_task())).noise)
+    like = {"w": jnp.zeros(1500), "b": jnp.zeros((5, 100))}
+    draw = jax.jit(jax.vmap(jax.vmap(lambda keys: keys.draw(jaxfl.gaussian(jnp.array(OWN)), like))))
+    rounds = [draw(one_round(jnp.int32(r))) for r in range(12)]
+    rows = np.stack([np.concatenate([one["w"], np.reshape(one["b"], (3, 3, -1))], axis=-1) for one in rounds])
+    rows = rows.transpose(0, 2, 1, 3).reshape(36, 3, 2000)
+    check_noise(rows, np.repeat(np.array(OWN)[[4, 0, 2], None], 36, axis=1), "gaussian")
 
 
 def test_noise_may_come_from_another_source():

@@ -28,13 +28,14 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config: Configuration = row.config
         method, batch_size, last = config.learning.method, config.learning.batch_size, rounds_of(config)
+        multipliers = config.budget.client_noise if method in PRIVATE_STEPS else ()
         return {
             "data": config.clients.data(config.data),
             # FedAvg ends after the rounds of the budget, too, but spends none of it.
             "num_rounds": config.learning.rounds if method in PRIVATE_STEPS else last,
             "privacy": privacy_of(config, sizes[name], asked_of(rows[name].config)),
             "released": released(config),
-            "noise_stds": tuple(each * config.budget.clip_norm / batch_size for each in config.budget.client_noise),
+            "noise_stds": tuple(each * config.budget.clip_norm / batch_size for each in multipliers),
             "covered": method in (FIXED, UPDATES, ALONE) or (method == ALI and config.learning.constants == "private"),
             "max_rounds": last,
             "budgets": {"local_iterations": config.budget.max_iterations} if method == ALI else {},

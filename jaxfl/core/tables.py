@@ -29,7 +29,7 @@ from jaxfl.core.check import ArgumentError
 MISSING = frozenset(("", "?", "#n/a", "<na>", "n/a", "na", "nan", "nat", "none", "null"))  # in any case
 SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]*)(\.0*)?(e\+?[0-9]+)?", re.IGNORECASE)
-_DIGITS = re.compile(r"-?(0|[1-9][0-9]{0,17})")  # longer ones stay text
+_DIGITS = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # longer ones stay text
 _EXACT = 2.0**53  # floats count whole numbers exactly up to here
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -77,6 +77,8 @@ def read_rows(path: str, argument: str, requirement: str, remedy: str) -> Rows:
         with opened(file, "rt", newline="", encoding="utf-8-sig") as stream:
             text = stream.read()
         first = list(itertools.islice(filter(str.strip, io.StringIO(text, newline=None)), 2))
+        if any(";" in line for line in first):  # and the commas between digits stand before decimals
+            first = [re.sub("(?<=[0-9]),(?=[0-9])", ".", line) for line in first]
         counts = {one: [len(next(csv.reader([line], delimiter=one), [])) for line in first] for one in SEPARATORS}
         order = "\t,;|" if ".tsv" in file.name.lower() else ",;\t|"
         separator = max(
@@ -104,7 +106,7 @@ def as_name(value: Any) -> str | None:
     text = unicodedata.normalize("NFC", _text(value)).strip()
     if text.casefold() in MISSING:
         return None
-    if _DIGITS.fullmatch(text.removeprefix("+")):
+    if _DIGITS.fullmatch(text):
         return str(int(text))
     return str(int(float(text))) if _WHOLE.fullmatch(text) and abs(float(text)) <= _EXACT else text
 
@@ -161,12 +163,10 @@ def numbered(argument: str, values: Any, place: Callable[[int], str], source: st
     if isinstance(values, np.ma.MaskedArray):
         values = values.tolist()  # None where it is masked
     array = values if isinstance(values, np.ndarray) else np.array(values, object)
-    odd = array.dtype.kind == "O" and next(
-        (one for one in array.flat if isinstance(one, Collection | np.ndarray) and not isinstance(one, str | bytes)),
-        None,
-    )
+    nested = array.flat if array.dtype.kind == "O" else ()
+    odd = [one for one in nested if isinstance(one, Collection | np.ndarray) and not isinstance(one, str | bytes)][:1]
     if array.ndim != 1 or array.dtype.kind not in "biufUSTOMm" or odd:
-        found = f"got {array.dtype} of shape {array.shape}" if not odd else f"got {odd!r:.40}"
+        found = f"got {odd[0]!r:.40}" if odd else f"got {array.dtype} of shape {array.shape}"
         remedy = "Pass a vector: .ravel() of a column, .argmax(axis=1) of rows with a single 1."
         raise ArgumentError(argument, "must be a vector of integers or text, one entry a sample", found, remedy)
     if array.dtype.kind in "biuf":

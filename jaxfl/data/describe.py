@@ -60,8 +60,8 @@ def warnings_of(dataset: Dataset, *, given_classes: bool) -> list[str]:
         lines.append("The classes are taken from the labels. --classes names them, so that no label adds one.")
     if "id" not in reading.roles and "place" in reading.tests:
         lines.append(
-            "A removed row moves the rows behind it in its site, between training and testing, too. --id-column keeps"
-            " them where they are."
+            "A removed row moves rows behind it in its site between training and testing. --id-column keeps them where"
+            " they are."
         )
     counts = np.bincount(dataset.train_labels, minlength=dataset.num_classes)
     rare = [name for name, count in zip(dataset.class_names or (), counts, strict=True) if count < 2]
@@ -87,7 +87,8 @@ def _columns_table(path: str) -> Table:
         for name, values in columns.values.items():
             shown = Text(name if split == "whole" else f"{split}: {name}")
             if getattr(values, "ndim", 1) > 1:
-                table.add_row(shown, f"{values.dtype} {values.shape[1:]}", "0", f"{values.min()} to {values.max()}")
+                extent = f"{values.min()} to {values.max()}" if values.size and values.dtype.kind in "biuf" else "none"
+                table.add_row(shown, f"{values.dtype} {values.shape[1:]}", "0", extent)
                 continue
             present = [text for text in map(rules.as_name, values) if text is not None]
             numbers = rules.as_numbers(present, comma=columns.separator == ";")

@@ -120,12 +120,11 @@ def dirichlet(labels: Any, num_nodes: int, alpha: float, seed: int, *, min_size:
     check.at_least(1, num_nodes=num_nodes, min_size=min_size)
     check.positive(alpha=alpha)
     _enough(len(array), num_nodes, min_size)
-    generator, of_shares = generator_of(seed, Stream.DIRICHLET), generator_of(seed, Stream.SHARES)
-    shares = [_dirichlet_draw(of_shares, float(alpha), num_nodes) for _ in range(int(array.max()) + 1)]
+    generator = generator_of(seed, Stream.DIRICHLET)
     pieces: list[list[np.ndarray]] = [[] for _ in range(num_nodes)]
     for label in np.unique(array):
         members = generator.permutation(np.flatnonzero(array == label))
-        cumulative = np.cumsum(shares[label])
+        cumulative = np.cumsum(_dirichlet_draw(generator_of(seed, Stream.SHARES, label), float(alpha), num_nodes))
         cuts = np.rint(cumulative[:-1] / cumulative[-1] * len(members)).astype(np.int64)
         for piece, part in zip(np.split(members, cuts), pieces, strict=True):
             part.append(piece)
@@ -356,10 +355,10 @@ def _by_id(argument: str, ids: Any) -> tuple[list[Part], tuple[str, ...]]:
     return [part.copy() for part in np.split(order, np.cumsum(np.bincount(owners))[:-1])], names
 
 
-def generator_of(seed: int, stream: Stream) -> np.random.Generator:
-    """The generator of one scheme under one seed."""
+def generator_of(seed: int, stream: Stream, *parts: int) -> np.random.Generator:
+    """The generator of one scheme under one seed, or of a part of it."""
     check.at_least(0, seed=seed)
-    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=(int(stream),)))
+    return np.random.default_rng(np.random.SeedSequence(int(seed), spawn_key=(int(stream), *map(int, parts))))
 
 
 def _enough(count: int, num_nodes: int, per_node: int, what: str = "samples") -> None:

@@ -40,7 +40,11 @@ def of_own_file(config: Any, privacy: Callable[..., Sequence[Mapping[str, Any]]]
     if dataset is None or dataset.reading is None:
         return {}
     notes = [f"which samples test is public ({dataset.reading.tests})"]
-    if values.get("classes") is None:
+    if values.get("own_test"):
+        notes.append("which samples a node holds out to test its own model is public")
+    if values.get("classes") is not None:
+        notes.append("which samples have one of the classes is public: the others are left out")
+    else:
         notes.append(
             "the set of classes is public, though it is taken from the labels of all samples (--classes gives it)"
         )

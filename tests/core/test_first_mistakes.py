@@ -11,7 +11,7 @@ import networkx as nx
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import nnx, traverse_util
 from helpers import refused
 from registry import REGISTRY
 
@@ -163,7 +163,13 @@ def test_what_cannot_step_along_one_gradient_is_refused_wherever_an_optimizer_is
 
 def test_optimizers_that_can_are_taken():
     masked = optax.masked(optax.sgd(0.1), {"dense_1": {"kernel": True, "bias": False}})
-    for optimizer in (optax.adam(0.1), masked, optax.lion(0.1)):
+
+    def no_bias(path, _):
+        return path[-1] != "bias"
+
+    decayed = optax.adamw(0.1, mask=lambda tree: jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key, tree))
+    by_path = optax.masked(optax.sgd(0.1), lambda tree: traverse_util.path_aware_map(no_bias, tree))
+    for optimizer in (optax.adam(0.1), masked, decayed, by_path, optax.lion(0.1)):
         assert steps(optimizer).optimizer_at(0).init is not None
         assert jaxfl.push_sum(TASK, graph=RING, optimizer=optimizer).init is not None
     assert steps(optax.sgd(FALLING), max_steps=5).max_steps == 5

@@ -41,7 +41,7 @@ def test_spellings_of_one_name(spellings, name):
     assert {as_name(spelling) for spelling in spellings} == {name}
 
 
-@pytest.mark.parametrize("text", ["007", "1.5", "1e400", "9" * 20, "0x1", "1_0", "1e-3"])
+@pytest.mark.parametrize("text", ["007", "+-5", "1.5", "1e400", "9" * 20, "0x1", "1_0", "1e-3"])
 def test_what_is_no_whole_number_stays_text(text):
     assert as_name(text) == text
 
@@ -65,6 +65,16 @@ def test_the_separator_is_found(separator, tmp_path):
     assert table.cells[0][1] == ["a", "b, c", "d"]
 
 
+def test_decimal_commas_do_not_separate(tmp_path):
+    (tmp_path / "a.csv").write_text("Oslo;2,5\nBergen;3,5\n")
+    assert [row for _, row in rows_of(tmp_path / "a.csv").cells] == [["Oslo", "2,5"], ["Bergen", "3,5"]]
+
+
+@pytest.mark.parametrize("nested", [[[], "a"], [np.array([1, 2]), np.array([1, 2, 3])], [{"a"}, "b"]])
+def test_collections_are_no_names(nested):
+    refused(lambda: numbered("sites", nested, str), "sites", "vector")
+
+
 def test_compressed_and_marked_text_is_read(tmp_path):
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress("\ufeffa,b\r\n1,2\r\n".encode()))
@@ -72,7 +82,7 @@ def test_compressed_and_marked_text_is_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\xfea\0", b'a,b\n"1,2', gzip.compress(b"a,b\n" * 99)[:-9], b"# by hand\na,b\n"]
+    "content", [b"\xff\xfea\0", b'a,b\n"1,2', gzip.compress(b"a,b\n" * 99, mtime=0)[:-9], b"# by hand\na,b\n"]
 )
 def test_text_that_is_no_table_is_refused(content, tmp_path):
     path = tmp_path / "a.csv"

@@ -101,6 +101,10 @@ class TestEveryScheme:
         counts = [label_counts(parts, labels, 2)[:, 0] for parts, labels in ((one, first), (other, second))]
         assert np.abs(counts[0] - counts[1]).max() <= 3  # nodes without samples take one
 
+    def test_labels_may_be_large_codes(self):
+        labels = np.repeat([7, 10**9], 50)
+        assert_cover(dirichlet(labels, 3, 1.0, 0), 3, 100)
+
     @few
     @given(labeled(), seeds, st.integers(1, 4))
     def test_label_shards_use_every_sample_exactly_once(self, case, seed, shards_per_node):

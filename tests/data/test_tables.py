@@ -328,6 +328,8 @@ class TestNames:
         budgets, edges = tmp_path / "b.csv", tmp_path / "e.csv"
         budgets.write_text("site;epsilon\nOslo ;1,5\n Lund;2\n")
         assert read_by_site(str(budgets), data.writer_names, "node_epsilons") == (2.0, 1.5)
+        budgets.write_text("Oslo;1,5\nLund;2,5\n")
+        assert read_by_site(str(budgets), data.writer_names, "node_epsilons") == (2.5, 1.5)
         edges.write_text("Oslo, Lund\nLund ,Oslo\n")
         assert read_graph(str(edges), 2).names == data.writer_names
 

@@ -132,6 +132,7 @@ def test_statements_name_what_looks_at_all_records(more, count, tmp_path):
     assert case.privacy is not None
     for statement in case.privacy(2):
         text = " ".join(statement["assumptions"])
+        assert ("the others are left out" in text) == ("classes" in more)
         assert text.count("labels of all samples") == count
         assert "which samples test is public" in text
     assert case.class_names == ("no", "yes")

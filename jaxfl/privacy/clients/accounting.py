@@ -334,9 +334,8 @@ def _reason(account: Account, _bound: str) -> str | None:
 def _cost(account: Account, bound: str, relation: str) -> Bound:
     """The epsilon of a release; `_reason` of it is None."""
     release = account.release
-    kinds = [
-        SampledReleases(release.batch_size / release.num_samples, release.noise_multiplier, account.num_iterations)
-    ]
+    rate = release.batch_size / release.num_samples
+    kinds = [SampledReleases(rate, release.noise_multiplier, account.num_iterations)]
     if release.estimates == "private":
         rate = release.estimate_batch_size / release.num_samples
         kinds.append(SampledReleases(rate, release.estimate_noise_multiplier, account.num_estimates))
@@ -367,13 +366,13 @@ def _words(accounts: Sequence[Account], account: Account, bound: str, relation: 
     clipped = f"every sample's gradient is clipped to the L2 norm {' or '.join(f'{norm:g}' for norm in norms)}"
     release = account.release
     each = drawn("samples", release.sampler, release.batch_size / release.num_samples, release.noise_multiplier)
-    differ = len({account.release.noise_multiplier for account in accounts}) > 1
+    if len({other.release.noise_multiplier for other in accounts}) > 1:
+        each += " at the worst client; others have noise of their own"
     return {
         "gradients": clipped if all(account.release.clip_norm is not None for account in accounts) else None,
         "setting": _SETTING,
         "notes": _notes(accounts, account, bound, relation),
-        "mechanism": f"{account.num_iterations} local iterations, {each}"
-        + " at the worst client; others have noise of their own" * differ,
+        "mechanism": f"{account.num_iterations} local iterations, {each}",
     }
 
 
@@ -382,8 +381,7 @@ def _notes(accounts: Sequence[Account], account: Account, bound: str, relation: 
     num_iterations, num_estimates, notes = account.num_iterations, account.num_estimates, []
     reasons = {_reason(each, bound) for each in accounts}
     if WITHOUT_NOISE in reasons and reasons <= {None, WITHOUT_NOISE}:
-        alone = (each._replace(num_estimates=0) for each in accounts)
-        fixed = max(verbs.epsilon(_SAMPLES, each, bound, relation) for each in alone)
+        fixed = max(verbs.epsilon(_SAMPLES, each._replace(num_estimates=0), bound, relation) for each in accounts)
         notes.append(f"{num_iterations} local iterations fixed in advance would cost epsilon {rounded_up(fixed, 4)}")
     private = next((each.release for each in accounts if each.release.estimates == "private"), None)
     if private is not None:

@@ -28,5 +28,8 @@ EXPERIMENT = Experiment(
     finish=finish,
     baselines=BASELINES,
     columns=("test_accuracy", "test_accuracy_worst_node", "train_loss"),
-    aliases={"num_nodes": "nodes", "num_rounds": "rounds", "iterations": "rounds", "mixing_matrices": "graph"},
+    aliases={
+        **{"num_nodes": "nodes", "num_rounds": "rounds", "iterations": "rounds", "mixing_matrices": "graph"},
+        "table": "model",  # PrivSGP-VR's needs one of jaxfl.models in factored form
+    },
 )

@@ -36,27 +36,40 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], l
 
 
 def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
-    """The configuration with the least noise that meets its budget in all rounds; itself without a budget."""
-    noise = config.noise
+    """The configuration with the least noise that meets its budget in all rounds; itself without a budget.
+
+    One factor is on the noise of all agents where numbers of samples differ by one at most. Elsewhere each agent has a
+    factor of its own: what an agent's broadcasts cost depends on its own samples and noise.
+    """
+    noise, nodes = config.noise, config.agents.nodes
     if not config.has_budget:
         return config
     unit, target = lay(config, {"noise_gain": 1.0}), noise.target_epsilon
     unit.settled().algorithm()  # refuses wrong weights
-    statements, release, settings = _accounting(unit, sizes)
-    run = (statements, noise.bound, unit.schedule(), config.num_rounds, release)
-    gain = tracking.least_noise(*run, target_epsilon=target, **settings)
-    largest = gain * float(unit.schedule().state_noise_scale.max())
-    if not np.finfo(np.float32).tiny < largest < np.finfo(np.float32).max:
-        found = f"got {target:g}, which needs about {largest:.2g}"
+    one_by_one = max(sizes) - min(sizes) > 1 and not noise.agent_gains
+    schedule, gains = unit.schedule(), []
+    for agents in [[agent] for agent in range(nodes)] if one_by_one else [list(range(nodes))]:
+        statements, release, settings = _accounting(unit, sizes, agents)
+        scales = {name: getattr(schedule, name)[agents] for name in ("state_noise_scale", "tracker_noise_scale")}
+        run = (statements, noise.bound, schedule._replace(**scales), config.num_rounds, release)
+        gains.append(tracking.least_noise(*run, target_epsilon=target, **settings))
+    gain = max(gains)
+    own = tuple(each / gain for each in gains) if one_by_one else noise.agent_gains
+    result = lay(config, {"noise_gain": gain, "agent_gains": own})
+    ends = [end(result.schedule().state_noise_scale) for end in (np.min, np.max)]
+    if not np.finfo(np.float32).tiny < ends[0] <= ends[1] < np.finfo(np.float32).max:
+        found = f"got {target:g}, which needs about {ends[1]:.2g}"
         raise ArgumentError("target_epsilon", "must need noise that float32 holds", found, "Pass another.")
-    return lay(config, {"noise_gain": gain})
+    return result
 
 
 def _accounting(
-    config: Configuration, sizes: Sequence[int]
+    config: Configuration, sizes: Sequence[int], agents: Sequence[int] | None = None
 ) -> tuple[Callable[..., list[Statement]], TrackingRelease, dict[str, Any]]:
-    """The function that states the method's privacy, and its arguments besides schedule and rounds."""
+    """The function that states the privacy of some agents or all, and its arguments besides schedule and rounds."""
     learning, noise, nodes = config.learning, config.noise, config.agents.nodes
+    agents = list(range(nodes) if agents is None else agents)
+    sizes = [sizes[agent] for agent in agents]
     release = TrackingRelease(
         clip_norm=learning.clip_norm,
         assumed=learning.assume_bounded,
@@ -65,11 +78,11 @@ def _accounting(
     )
     if learning.method == "DP-GT":
         pair = config.weights.pair(nodes)
-        weights = {"state_in_weights": pair.state_weights.sum(axis=1)}
-        weights |= {"tracker_out_weights": pair.tracker_weights.sum(axis=0)}
+        weights = {"state_in_weights": pair.state_weights.sum(axis=1)[agents]}
+        weights |= {"tracker_out_weights": pair.tracker_weights.sum(axis=0)[agents]}
         of_batches = {"num_local_samples": sizes, "dp_delta": noise.dp_delta}
         return tracking.gradient_tracking_statements, release, {**weights, **of_batches}
-    settings: dict[str, Any] = {"num_nodes": nodes, "num_local_samples": sizes}
+    settings: dict[str, Any] = {"num_nodes": len(agents), "num_local_samples": sizes}
     if learning.method in QUANTIZED:
         return tracking.quantization_statements, release, settings | {"quantization_step": _quantization_step(config)}
     outputs = learning.method == "noisy-outputs"

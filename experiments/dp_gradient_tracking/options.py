@@ -118,6 +118,9 @@ class Noise:
     """Factor on all noise scales; 1 is the paper's noise, with which nothing is learned if edges weigh 1. calibrated:
     the least that meets target_epsilon with the steps, the mixing, the graph and the schedule of each run. A run
     without a budget shows convergence only: if it learns, its epsilon is too large to protect anything."""
+    agent_gains: tuple[float, ...] = since((), {(): UNSAID})
+    """Factor of each agent on its noise, besides noise_gain. By default 1, and with a budget the least of each agent
+    where numbers of samples differ by more than one."""
     distribution: Literal["laplace", "gaussian"] = "laplace"
     """laplace, the paper's, or gaussian, the default where digits have a budget. Gaussian noise has the scales as
     standard deviations, clipping in L2 norm, and a delta."""
@@ -153,7 +156,7 @@ class Configuration:
     COUNTS: ClassVar = (
         where("method", ("DP-GT",), "graph", "edge_weight", "tracker_mixing"),
         where("method", ("DP-GT",), "smoothness", "gradient_dominance", "strict"),
-        where("method", _NOISY, "noise_exponent", "noise_base", "noise_gain", "target_epsilon", "bound"),
+        where("method", _NOISY, "noise_exponent", "noise_base", "noise_gain", "agent_gains", "target_epsilon", "bound"),
         where("method", METHODS[:-1], "gradient_at", "state_mixing"),  # all but noisy-outputs
         where("method", METHODS[1:], "baseline_graph"),
         where("method", _ROUNDED, "quantization_step"),
@@ -231,7 +234,8 @@ class Configuration:
         else:  # relative to the last agent's
             below = (share - 1) * (spread / (noise.noise_base + spread))
             unit = lib.exp(rounds * lib.log1p(below)) * lib.ones((1, rounds + 1), dtype)
-        scales: Any = noise.noise_gain * unit
+        own = lib.asarray(noise.agent_gains or 1.0, dtype).reshape(-1, 1)
+        scales: Any = noise.noise_gain * own * unit
         numbers = {name: getattr(self.learning, option) for option, name in STEPS.items()}
         return TrackingSchedule(**numbers, state_noise_scale=scales, tracker_noise_scale=scales)
 
@@ -270,6 +274,8 @@ def check_config(config: Configuration) -> None:
     check.positive(**{name: getattr(learning, name) for name in STEPS if name != "batch_size"})
     check.positive(noise_base=noise.noise_base, clip_norm=learning.clip_norm, edge_weight=config.weights.edge_weight)
     check.non_negative(noise_gain=noise.noise_gain, gradient_dominance=theory.gradient_dominance)
+    check.per_node(config.agents.nodes, agent_gains=noise.agent_gains or None)
+    check.positive(agent_gains=np.array(noise.agent_gains))
     check.open_unit(dp_delta=noise.dp_delta)
     check.positive(smoothness=None if theory.smoothness == "estimated" else theory.smoothness)
     _require_scales(config.agents.nodes, learning.iterations)
@@ -333,7 +339,7 @@ DERIVED = {
     ),
     "evaluate_every": lambda options, names: max(1, options["iterations"] // 20),
 }
-_SILENT = {"noise_gain": 0.0, "target_epsilon": INFINITY}
+_SILENT = {"noise_gain": 0.0, "agent_gains": (), "target_epsilon": INFINITY}
 # Without neighbors a tracker is the agent's own gradient: DP-GT is then distributed SGD on its own broadcast states.
 _ALONE = {"method": "noisy-states", "baseline_graph": "isolated"}
 

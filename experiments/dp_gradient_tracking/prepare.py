@@ -67,7 +67,11 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     facts: dict[str, Any] = {"graph_crc32": checksums} if files else {}
     of_budgets = [name for name, row in rows.items() if row.config.has_budget]
     if of_budgets:
-        facts["settled"] = {name: {"noise_gain": rows[name].config.noise.noise_gain} for name in of_budgets}
+        noises = {name: rows[name].config.noise for name in of_budgets}
+        facts["settled"] = {
+            name: {"noise_gain": noise.noise_gain, **({"agent_gains": noise.agent_gains} if noise.agent_gains else {})}
+            for name, noise in noises.items()
+        }
     return Prepared(cases, lines, facts, Context(failures, {name: row.config for name, row in rows.items()}))
 
 

@@ -14,6 +14,7 @@ from jaxfl.data.sources import Dataset
 from jaxfl.frame.options import flat, lay
 
 FITTED = ("iid", "sites")  # partitions that tell the smallest node's samples without dealing
+_DEALT = ("iid", "quantity", "num_train")  # that deal by places in the whole table
 _SHARE = 0.45  # of the smallest node's samples, the largest default batch: what digits have
 
 
@@ -52,6 +53,9 @@ def of_own_file(config: Any, privacy: Callable[..., Sequence[Mapping[str, Any]]]
         notes.append(
             f"the partition ({values['partition']}) is public, though it is made from the labels of all samples"
         )
+    dealt = [name for name in (values.get("partition"), "num_train") if name in _DEALT and values.get(name, True)]
+    if dealt:
+        notes.append(f"the number of samples is public: {' and '.join(dealt)} deal all samples anew for another number")
 
     def noted(*args: Any, **options: Any) -> list[dict[str, Any]]:
         assert privacy is not None

@@ -30,8 +30,9 @@ def written(folder, rows, door):
     """The rows as a file of one kind."""
     ids, marks, sites, labels = zip(*rows, strict=True)
     folder.mkdir(exist_ok=True)
-    if door == "npz":
-        np.savez(folder / "own.npz", inputs=np.array(marks, np.float32)[:, None], labels=labels, sites=sites)
+    if door.startswith("npz"):
+        arrays = {"inputs": np.array(marks, np.float32)[:, None], "labels": labels, "sites": sites}
+        np.savez(folder / "own.npz", **arrays, **({"ids": ids} if door == "npz with ids" else {}))
         return str(folder / "own.npz")
     columns = dict(zip(HEADING, (ids, marks, sites, labels), strict=True))
     if door in ("parquet", "hub"):
@@ -73,7 +74,8 @@ def without(nodes, mark):
 
 DOORS = [
     *((door, {}) for door in ("csv", "parquet", "hub")),
-    ("npz", {"partition": "sites"}),
+    ("npz", {}),
+    ("npz with ids", {}),
     ("csv", {"id_column": "id"}),
     ("parquet", {"id_column": "id"}),
     ("csv", {"own_test": 0.25}),
@@ -83,10 +85,14 @@ DOORS = [
 ]
 
 
+def columns_of(door):
+    """Options that say what the columns are; a .npz file's arrays have names of their own."""
+    return {"classes": COLUMNS["classes"], "partition": "sites"} if door.startswith("npz") else COLUMNS
+
+
 @pytest.mark.parametrize(("door", "more"), DOORS)
 def test_a_changed_record_moves_no_other_one(door, more, tmp_path):
-    columns = {"classes": COLUMNS["classes"]} if door == "npz" else COLUMNS
-    options = {"method": "PrivSGP", **columns, **more}
+    options = {"method": "PrivSGP", **columns_of(door), **more}
     nodes, numbers = world(written(tmp_path / "a", ROWS, door), options)
     for changed in (0, 7, 119):
         ident, mark, site, label = ROWS[changed]
@@ -99,13 +105,14 @@ def test_a_changed_record_moves_no_other_one(door, more, tmp_path):
             assert same == numbers
 
 
-@pytest.mark.parametrize("door", ["csv", "parquet", "hub"])
+@pytest.mark.parametrize("door", ["csv", "parquet", "hub", "npz with ids"])
 @pytest.mark.parametrize("where", [0, 31, 120])
 def test_a_record_that_goes_or_comes_moves_no_other_one(door, where, tmp_path):
     """Records with identifiers wherever they stand in the file, and others at the end of their site."""
-    options = {"method": "PrivSGP", "batch_size": 5, **COLUMNS}
+    options = {"method": "PrivSGP", "batch_size": 5, **columns_of(door)}
     rows = [*ROWS[:where], NEW, *ROWS[where:]]
-    for more in [{"id_column": "id"}, {"id_column": "id", "own_test": 0.25}, *([{}] if where == 120 else [])]:
+    by_id = {} if door.startswith("npz") else {"id_column": "id"}
+    for more in [by_id, {**by_id, "own_test": 0.25}, *([{}] if where == 120 else [])]:
         fewer, _ = world(written(tmp_path / "a", ROWS, door), {**options, **more})
         nodes, _ = world(written(tmp_path / "b", rows, door), {**options, **more})
         assert without(nodes, NEW[1]) == fewer
@@ -121,10 +128,16 @@ def test_defaults_follow_from_public_numbers(tmp_path):
 
 @pytest.mark.parametrize(
     ("more", "count"),
-    [({"classes": ("no", "yes")}, 0), ({}, 1), ({"partition": "dirichlet", "alpha": 9.0, "nodes": 3}, 2)],
+    [
+        ({"classes": ("no", "yes")}, 0),
+        ({}, 1),
+        ({"partition": "dirichlet", "alpha": 9.0, "nodes": 3}, 2),
+        ({"partition": "iid", "nodes": 3}, 1),
+        ({"num_train": 60}, 1),
+    ],
 )
 def test_statements_name_what_looks_at_all_records(more, count, tmp_path):
-    """Statements name classes that are taken from labels, and partitions that are made from them."""
+    """Statements name classes that are taken from labels, partitions that are made from them, and deals by number."""
     columns = {name: value for name, value in COLUMNS.items() if name != "classes"}
     options = {"method": "PrivSGP", "noise_std": 1.0, "iterations": 2, "batch_size": 2, **columns, **more}
     rows = request(EXPERIMENTS["privsgp_vr"], {"dataset": written(tmp_path / "a", ROWS, "csv"), **options}).rows
@@ -134,6 +147,7 @@ def test_statements_name_what_looks_at_all_records(more, count, tmp_path):
         text = " ".join(statement["assumptions"])
         assert ("the others are left out" in text) == ("classes" in more)
         assert text.count("labels of all samples") == count
+        assert ("anew for another number" in text) == (more.get("partition") == "iid" or "num_train" in more)
         assert "which samples test is public" in text
     assert case.class_names == ("no", "yes")
 

@@ -80,6 +80,39 @@ def test_every_step_size_gets_the_least_noise_of_its_own(scheme, bound, method):
     assert gains[1] > 1.2 * gains[0]
 
 
+class TestAgentsOfUnequalSize:
+    """Sizes are public: one budget gives each agent the least noise of its own."""
+
+    SIZES = (48, 300, 96, 1966, 360)
+
+    @pytest.mark.parametrize("scheme", ["S1", "S2"])
+    @pytest.mark.parametrize(
+        ("method", "distribution"),
+        [("DP-GT", "laplace"), ("DP-GT", "gaussian"), ("noisy-states", "laplace"), ("noisy-outputs", "gaussian")],
+    )
+    def test_every_agent_spends_the_budget(self, method, distribution, scheme):
+        asked = {"method": method, "distribution": distribution, "scheme": scheme, "iterations": 60}
+        held = calibrated(config_of(**asked, batch_size=20, target_epsilon=3.0), self.SIZES)
+        stated = privacy_of(held, self.SIZES)(held.num_rounds)[0]
+        assert stated["asked"]
+        assert all(0.99 * 3 < epsilon <= 3 for epsilon in stated["node_epsilons"])
+        scales, gains = held.schedule().state_noise_scale, np.array(held.noise.agent_gains)
+        assert gains.max() == 1.0
+        if (method, distribution) == ("DP-GT", "laplace"):  # whose bound counts a sample's batches
+            assert gains.min() == gains[np.argmax(self.SIZES)] < 0.4
+        unscaled = config_of(**asked, batch_size=20, noise_gain=held.noise.noise_gain).schedule().state_noise_scale
+        np.testing.assert_allclose(scales, gains[:, None] * unscaled, rtol=1e-12)
+
+    def test_an_even_deal_keeps_the_ratios_of_the_schedule(self):
+        config = config_of(batch_size=20, target_epsilon=3.0)
+        assert calibrated(config, (90, 90, 89, 89, 89)).noise.agent_gains == ()
+        assert len(calibrated(config, (90, 90, 89, 89, 88)).noise.agent_gains) == 5
+        ratios = (1.0, 0.5, 0.5, 0.5, 0.5)
+        given = calibrated(config_of(batch_size=20, target_epsilon=3.0, agent_gains=ratios), self.SIZES)
+        assert given.noise.agent_gains == ratios
+        assert 0.99 * 3 < privacy_of(given, self.SIZES)(given.num_rounds)[0]["dp_epsilon"] <= 3
+
+
 @pytest.mark.parametrize("scheme", ["S1", "S2"])
 def test_curves_end_where_the_schedule_does(scheme):
     """At k = K, with y~_K, which a run with gradients at the broadcast state does not send any more."""

@@ -91,7 +91,7 @@ def laplace_epsilon_at_delta(
 def smallest_at_delta(
     schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
 ) -> Callable[[float], Bound]:
-    """Make factor on all noise (above 0) -> the smallest proven bound at a delta, by the worst agent.
+    """Make factor on all noise (above 0) -> each agent's smallest proven bound at a delta; words are the worst one's.
 
     The bounds add costs up or compose them as zero-concentrated DP, over all iterations or over the sample's.
 
@@ -127,8 +127,10 @@ def smallest_at_delta(
         ]
 
     def smallest(factor: float) -> Bound:
-        bounds = [Bound(curve(factor), how, notes=notes) for curve, how, notes in curves]
-        return min(bounds, key=lambda bound: np.max(bound.dp_epsilon))
+        epsilons = np.array([np.atleast_1d(curve(factor)) for curve, _, _ in curves])
+        smallest, best = epsilons.min(axis=0), epsilons.argmin(axis=0)
+        notes = dict.fromkeys(note for way in np.unique(best) for note in curves[way][2])
+        return Bound(smallest, curves[best[smallest.argmax()]][1], notes=tuple(notes))
 
     return smallest
 

@@ -1,0 +1,79 @@
+"""Compute cases as users do: `python tests/optimized/compute.py` with JSON rows [function, arguments] on its input.
+
+A line of JSON is printed for each: null, or what is wrong. tests/processes.py starts it without the settings of
+tests/conftest.py.
+"""
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import jax
+import numpy as np
+from problems import problem, small_task, uneven_data
+
+import jaxfl
+
+KEY, ROUNDS = jax.random.key(1), 2
+TOLERANCE = 1e-3  # of a number, beside the largest of its leaf: rounding of two rounds, and of differences of losses
+
+
+def row(name, nodes, samples):
+    """Compute an algorithm of the registry where every node has so many samples."""
+    p = problem(name)
+    return computed(p.algorithm(batch_size=1, **p.example.resized(nodes)), uneven_data((samples,) * nodes))
+
+
+def stored(nodes, entries, table, sampler):
+    """Compute a table of gradients of so many entries a node."""
+    entry_size = 2 if table == "per_batch" else None
+    gradient = jaxfl.saga(table=table, entry_size=entry_size, clip_norm=2.0, sampler=getattr(jaxfl.gradients, sampler)(1))
+    graph, noise = jaxfl.graphs.exponential(nodes), jaxfl.gaussian(0.1)
+    learner = jaxfl.push_sum(small_task(), graph=graph, gradient=gradient, noise=noise, step_size=0.2)
+    return computed(learner, uneven_data((entries * (entry_size or 1),) * nodes))
+
+
+def computed(algorithm, data):
+    """Say what is wrong after `init` and some rounds: numbers that are not finite, or not those of plain code."""
+    ours = leaves_of(algorithm, data)
+    if not all(np.isfinite(leaf).all() for leaf in ours if leaf.dtype.kind == "f"):
+        return "a number is not finite"
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        theirs = leaves_of(algorithm, data)
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
+    off = max(map(difference, ours, theirs))
+    return None if off <= TOLERANCE else f"differs from what is compiled without optimization by {off:.1e}"
+
+
+def leaves_of(algorithm, data):
+    """Arrays of the last state and info; functions of their own, so that each call compiles."""
+    state = jax.jit(lambda key, data: algorithm.init(key, data))(KEY, data)
+    step = jax.jit(lambda key, state, data: algorithm.round(key, state, data))
+    for _ in range(ROUNDS):
+        state, info = step(KEY, state, data)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves((state, info))]
+
+
+def difference(mine, other):
+    """The largest difference of two arrays by the largest number in them."""
+    scale = max(1.0, float(np.abs(other).max(initial=0)))
+    return float(np.abs(mine.astype(float) - other.astype(float)).max(initial=0)) / scale
+
+
+def outcome(function, arguments):
+    """Whatever goes wrong, as a text."""
+    try:
+        return globals()[function](*arguments)
+    except Exception:
+        return traceback.format_exc()[-2000:]
+
+
+if __name__ == "__main__":
+    for function, *arguments in json.load(sys.stdin):
+        print(json.dumps(outcome(function, arguments)), flush=True)
+        jax.clear_caches()

@@ -5,6 +5,8 @@ tests/conftest.py.
 """
 
 import json
+import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from problems import problem, small_task, uneven_data
 
@@ -19,6 +22,25 @@ import jaxfl
 
 KEY, ROUNDS = jax.random.key(1), 2
 TOLERANCE = 1e-3  # of a number, beside the largest of its leaf: rounding of two rounds, and of differences of losses
+
+
+def crash():
+    """End the process as a compiled program does that reads foreign memory."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def lookup(nodes, samples):
+    """Compute nothing but the inputs of all samples, with two readers: XLA then looks places up in a loop of its own."""
+    data = uneven_data((samples,) * nodes)
+    positions = jnp.broadcast_to(jnp.arange(samples, dtype=jnp.int32), (nodes, samples))
+
+    @jax.jit
+    def read(data):
+        rows = data.places(positions)
+        return data.inputs[rows], data.labels[rows]
+
+    expected = np.asarray(data.inputs)[np.asarray(data.indices)]
+    return None if np.array_equal(read(data)[0], expected) else "other samples are read"
 
 
 def row(name, nodes, samples):

@@ -79,8 +79,8 @@ if os.environ.get("JAXFL_TESTS_OPTIMIZED", "0") != "1":
     # versions do without.)
     # They are for the time of tests, and they hide what only optimized code does: rounding of fused loops, copies that
     # LLVM takes away, and programs that crash or compute something else because XLA or LLVM compiled them wrongly
-    # (docs/decisions/xla_gather.md). Users have none of them. tests/optimized, a step of the gate, runs every algorithm,
-    # table of gradients and default command as users do, in processes whose death is a failure.
+    # (docs/decisions/xla_gather.md). Users have none of these settings. A step of the gate (tests/optimized) runs every
+    # algorithm, table of gradients and default command as users do, in processes whose death is a failure.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     if _version("jaxlib")[:2] == (0, 10):
         options = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,7 +31,7 @@ def crash():
 
 
 def lookup(nodes, samples):
-    """Compute nothing but the inputs of all samples, with two readers: XLA then looks places up in a loop of its own."""
+    """Look up all samples for two readers: XLA then finds their places in a loop of its own."""
     data = uneven_data((samples,) * nodes)
     positions = jnp.broadcast_to(jnp.arange(samples, dtype=jnp.int32), (nodes, samples))
 
@@ -51,8 +52,8 @@ def row(name, nodes, samples):
 
 def stored(nodes, entries, table, sampler):
     """Compute a table of gradients of so many entries a node."""
-    entry_size = 2 if table == "per_batch" else None
-    gradient = jaxfl.saga(table=table, entry_size=entry_size, clip_norm=2.0, sampler=getattr(jaxfl.gradients, sampler)(1))
+    entry_size, one = 2 if table == "per_batch" else None, getattr(jaxfl.gradients, sampler)(1)
+    gradient = jaxfl.saga(table=table, entry_size=entry_size, clip_norm=2.0, sampler=one)
     graph, noise = jaxfl.graphs.exponential(nodes), jaxfl.gaussian(0.1)
     learner = jaxfl.push_sum(small_task(), graph=graph, gradient=gradient, noise=noise, step_size=0.2)
     return computed(learner, uneven_data((entries * (entry_size or 1),) * nodes))
@@ -74,11 +75,11 @@ def computed(algorithm, data):
 
 def leaves_of(algorithm, data):
     """Arrays of the last state and info; functions of their own, so that each call compiles."""
-    state = jax.jit(lambda key, data: algorithm.init(key, data))(KEY, data)
+    last: Any = (jax.jit(lambda key, data: algorithm.init(key, data))(KEY, data), None)
     step = jax.jit(lambda key, state, data: algorithm.round(key, state, data))
     for _ in range(ROUNDS):
-        state, info = step(KEY, state, data)
-    return [np.asarray(leaf) for leaf in jax.tree.leaves((state, info))]
+        last = step(KEY, last[0], data)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(last)]
 
 
 def difference(mine, other):

@@ -11,10 +11,14 @@ from pathlib import Path
 
 CRASH = "crash.txt"
 # Nothing is done where nothing comes before the end of the file: the process has ended by itself.
-_SCRIPT = 'IFS= read -r first || exit 0; printf "%s\\n" "$1" >&2; { printf "%s\\n" "$first"; cat; } >"$2"'
+_SCRIPT = """
+IFS= read -r first || exit 0
+printf "crashed: %s; %s\\n" "$first" "$1" >&2
+{ printf "%s\\n" "$first"; cat; } >"$2"
+"""
 _WORDS = (
-    "crashed: a compiled program ended the process; {file} says where. The same command with --resume goes on in other "
-    "machine code where JAX_DISABLE_MOST_OPTIMIZATIONS=1 is set"
+    "{file} says where. If a compiled program did this, the same command with --resume and with "
+    "JAX_DISABLE_MOST_OPTIMIZATIONS=1 in the environment goes on in other machine code"
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 LEAST = {
     "dp_gradient_tracking": {"DP-GT, S1": 0.42, "DP-GT, S2": 0.58},  # reach 0.594 +- 0.058, 0.677 +- 0.032; chance 0.1
     "dzofl": {"DZOFL": 0.92, "FedAvg": 0.95},  # reach 0.972, 1.000; chance 0.5
+    "privsgp_vr": {"PrivSGP": 0.85, "PrivSGP-VR": 0.84},  # reach 0.911 +- 0.018, 0.902 +- 0.020; chance 0.1
 }
 
 run, *least = sys.argv[1:]

@@ -77,6 +77,10 @@ if os.environ.get("JAXFL_TESTS_OPTIMIZED", "0") != "1":
     # with XLA's older way to write a loop 0.6 of that; what is in place and what is copied stays the same. A program
     # whose code one thread makes takes 7 % less. (XLA ends the process at an option that it does not know, so other
     # versions do without.)
+    # They are for the time of tests, and they hide what only optimized code does: rounding of fused loops, copies that
+    # LLVM takes away, and programs that crash or compute something else because XLA or LLVM compiled them wrongly
+    # (docs/decisions/xla_gather.md). Users have none of these settings. A step of the gate (tests/optimized) runs every
+    # algorithm, table of gradients and default command as users do, in processes whose death is a failure.
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     if _version("jaxlib")[:2] == (0, 10):
         options = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"

@@ -80,6 +80,7 @@ class Example(NamedTuple):
         refused: changes with what the error says, beside those that are refused wherever such an argument is taken.
         conserved: sizes (n,) -> what nodes weigh in the sum of parameters that mixing preserves, (n,); None where a
             round is no single step of all nodes.
+        resized: number of nodes, two or more -> what changes in `topology` where there are so many.
         permuted: order (n,) -> what changes in `topology` where new node i is old node order[i].
         relabeled: (order, state, draws) -> (state, draws) of the new nodes.
         over: links -> the arguments by which the algorithm's messages travel over them; None where it takes no links.
@@ -91,6 +92,7 @@ class Example(NamedTuple):
     centralized: Mapping[int, Arguments]
     refused: Refused = ()
     conserved: Callable[[np.ndarray], np.ndarray] | None = None
+    resized: Callable[[int], Arguments] = lambda nodes: {}
     permuted: Callable[[np.ndarray], Arguments] = lambda order: {}
     relabeled: Callable[[np.ndarray, Any, Any], tuple[PyTree, PyTree]] = relabeled_nodes
     over: Callable[[Links | None], Arguments] | None = None
@@ -113,6 +115,7 @@ def exchange(make_task: MakeTask, graph: Graph, refused: Refused = (), **changes
         "arguments": components,
         "centralized": {nodes: {"graph": graphs.complete(nodes)} for nodes in ALL},
         "conserved": np.ones_like,
+        "resized": lambda nodes: {"graph": graphs.ring(nodes)},
         "permuted": lambda order: {"graph": graphs.permute(graph, order)},
     }
     return Example(tasks={"task": make_task(5)}, refused=refused, **{**fields, **changes})
@@ -130,6 +133,7 @@ def clients(tasks: Arguments, refused: Refused, *, classes: bool = True, **topol
             for nodes in ALL
         },
         refused=[({"num_active": 6}, "num_active: .*number of clients.*; got 6"), *refused],
+        resized=lambda nodes: {"num_active": 2, **{name: np.arange(nodes) % 2 for name in of_class}},
         permuted=lambda order: {name: value[order] for name, value in of_class.items()},
         # What the server holds has no node axis; the draws name the clients.
         relabeled=_renamed_clients,

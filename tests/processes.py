@@ -27,6 +27,31 @@ def printed(script, *arguments, num_devices, seconds=600):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def wrong_as_users_run(cases, seconds=600):
+    """Compute cases of tests/optimized/compute.py with the compiler's full optimization, many in one process.
+
+    Args:
+        cases: [(function, *arguments)].
+        seconds: that a process may take.
+
+    Returns:
+        {case: what is wrong}. A process that dies names the case that it was at; the next process goes on behind it.
+    """
+    settings = ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS")  # of tests/conftest.py
+    environment = {name: value for name, value in os.environ.items() if name not in settings}
+    environment["PYTHONPATH"] = str(TESTS.parent)
+    command, outcomes = [sys.executable, str(TESTS / "optimized" / "compute.py")], []
+    while len(outcomes) < len(cases):
+        rest = json.dumps(cases[len(outcomes) :])
+        done = subprocess.run(
+            command, input=rest, env=environment, capture_output=True, text=True, timeout=seconds, check=False
+        )
+        outcomes += map(json.loads, done.stdout.splitlines())
+        if done.returncode != 0:
+            outcomes.append(f"the process died: {done.returncode} {done.stderr[-500:]}")
+    return {case: wrong for case, wrong in zip(cases, outcomes, strict=True) if wrong is not None}
+
+
 def free_port():
     """A port of this machine on which nobody listens."""
     with socket.socket() as listener:

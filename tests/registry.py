@@ -119,6 +119,7 @@ def _gradient_tracking(make_task: MakeTask) -> Example:
         permuted=lambda order: {name: weights[order][:, order] for name, weights in pair.items()},
         centralized=complete,
         conserved=lambda sizes: consensus_weights(pair["state_weights"]),
+        resized=lambda nodes: dict.fromkeys(pair, graphs.ring(nodes).mixing_matrix(0)),
     )
 
 
@@ -172,6 +173,7 @@ def _ali_dpfl(make_task: MakeTask) -> Example:
         arguments=examples.clipped_steps,
         centralized={nodes: {"max_rounds": 99, "max_iterations": 99} for nodes in examples.ALL},  # one step a round
         refused=[({"max_rounds": 0}, "max_rounds: must be positive"), ({"kappa": 0.0}, "kappa: must be positive")],
+        resized=lambda nodes: {"constants": published_constants()},  # over all samples, the default
         relabeled=relabeled,
         over=examples.over_uplink,
     )

@@ -1,5 +1,6 @@
 """README's snippet runs as printed; its two commands have the form that .ci/run extracts and executes."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -59,6 +60,16 @@ def test_pytest_alone_takes_the_experiments_for_themselves():
     command = "-P -m pytest -q -n 0 --collect-only tests/experiments/test_process.py".split()
     done = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "status", "exits"), [(0.9, "finished", 0), (0.1, "finished", 1), (0.9, "diverged", 1)]
+)
+def test_the_gate_tells_a_run_that_learned_nothing(accuracy, status, exits, tmp_path):
+    summary = {"experiment": "any", "status": status, "cases": {"case": {"test_accuracy": {"mean": accuracy}}}}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    command = [sys.executable, ROOT / ".ci" / "learned.py", tmp_path, "0.5"]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == exits
 
 
 def test_the_files_that_the_readme_names_exist():

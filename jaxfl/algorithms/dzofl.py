@@ -200,8 +200,9 @@ def dzofl(
     def update(state, data, draws):
         k, batch, n, num_senders = state.round_index, draws.batch, data.num_nodes, len(draws.batch.mask)
         alpha, gamma = at_round(step_size, k, state.params), at_round(smoothing, k, state.params)
-        # The pool of active devices is not cut by owner.
-        senders = data if draws.active is None else data._replace(indices=data.indices[draws.active], parts=None)
+        active, senders = draws.active, data
+        if active is not None:  # their pool is not cut by owner
+            senders = data._replace(indices=data.indices[active], sizes=data.sizes[active], parts=None)
         inputs, labels = gather(senders, batch.indices)
 
         def losses(params):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 Array = jax.Array
 PyTree = Any
@@ -187,3 +188,16 @@ class FederatedData(NamedTuple):
     def max_size(self) -> int:
         """J_max, static: the largest number of samples at a node."""
         return self.indices.shape[1]
+
+    def places(self, positions: Array) -> Array:
+        """Look up where in the pool samples of the nodes lie.
+
+        Args:
+            positions: (n, c), int32, among each node's samples; a node's size or more stands for its last sample.
+
+        Returns:
+            (n, c), int32, in [0, N).
+        """
+        # Positions under a mask, `where(mask, positions, 0)`, end the process on a CPU with AVX-512 where nodes have
+        # two samples: a fault of XLA (docs/decisions/xla_gather.md).
+        return jnp.take_along_axis(self.indices, jnp.minimum(positions, self.sizes[:, None] - 1), axis=1)

@@ -249,7 +249,7 @@ def _index_rows(parts: Sequence[Any], num_samples: int, names: Sequence[str] | N
 
 
 class SomeSamples(NamedTuple):
-    """Some of each node's samples, m at most; padding repeats its first."""
+    """Some of each node's samples, m at most; padding repeats its last."""
 
     inputs: Array  # (n, m, *sample)
     labels: Array  # (n, m, ...)
@@ -263,12 +263,12 @@ def some_samples(data: FederatedData, most: int) -> SomeSamples:
         - padding has weight 0, and each node's weights sum to 1.
     """
     check.at_least(1, most=most)
-    slots = jnp.arange(min(most, data.max_size))
+    slots = jnp.arange(min(most, data.max_size), dtype=jnp.int32)
     counts = jnp.minimum(data.sizes, len(slots))
     valid = slots[None, :] < counts[:, None]
     # Slot s of m looks at sample floor(s J / m), without the product, which may not fit 32 bits.
     step, rest = jnp.divmod(data.sizes, counts)
     positions = slots[None, :] * step[:, None] + slots[None, :] * rest[:, None] // counts[:, None]
-    pool = jnp.take_along_axis(data.indices, jnp.where(valid, positions, 0), axis=1)
+    pool = data.places(positions)
     weights = valid.astype(jnp.float32) / counts[:, None].astype(jnp.float32)
     return SomeSamples(inputs=data.inputs[pool], labels=data.labels[pool], weights=weights)

@@ -31,6 +31,7 @@ from jaxfl.frame.selecting import ON_TEST, checked_search, winner_of
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
 from jaxfl.training.compilation_cache import compilation_cache
+from jaxfl.training.crash import last_words
 from jaxfl.training.hooks import Hook, all_of, profile, tracker
 from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.sites import SITES, site_table
@@ -92,7 +93,7 @@ def run(request: Request) -> int:
     if where.has_jobs:
         work = partial(run_pass, request._replace(stop=None), records.path.absolute())
         run_in_jobs(work, records, cases, where, key=key, stop=request.stop, quiet=where.quiet)
-    with _hook(where, records) as hook:
+    with last_words(directory), _hook(where, records) as hook:
         summary = train(
             cases,
             run=records,
@@ -208,7 +209,7 @@ def run_pass(request: Request, path: Path, number: int, stop: Stop) -> None:
         _, cases, _ = prepare(request)
         records = read_run(path)
         has_secret = getattr(request.config, "publication", Publication()).seed_from_os
-        with _hook(where, records, traces=number == 0) as hook:
+        with last_words(path), _hook(where, records, traces=number == 0) as hook:
             train(
                 cases,
                 run=records,

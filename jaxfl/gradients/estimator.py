@@ -70,10 +70,12 @@ class GradientEstimator(NamedTuple):
 def gather(data: FederatedData, positions: Array) -> tuple[Array, Array]:
     """The samples at each node's positions (n, c): inputs (n, c, *sample) and labels (n, c, ...).
 
+    A position beyond a node's samples stands for its last one.
+
     Guarantees:
         - a pool that is cut by owner gives the same samples, and sends none between devices.
     """
-    rows = jnp.take_along_axis(data.indices, positions, axis=1)
+    rows = data.places(positions)
     if data.parts is None:
         return data.inputs[rows], data.labels[rows]
     count = data.parts.count

@@ -265,7 +265,7 @@ def _entry_samples(
     offsets = jnp.arange(entry_size, dtype=jnp.int32)
     positions = (entries[:, :, None] * entry_size + offsets[None, None, :]).reshape(entries.shape[0], -1)
     valid = jnp.repeat(mask, entry_size, axis=1) & (positions < data.sizes[:, None])
-    inputs, labels = gather(data, jnp.where(valid, positions, 0))
+    inputs, labels = gather(data, positions)
     weight = counts.astype(dtype) / data.sizes.astype(dtype)
     return inputs, labels, valid.astype(dtype) * weight[:, None]
 
@@ -330,8 +330,7 @@ def _build(
 
     def fill(chunk, table):
         start, rows, valid, _ = _chunk_entries(chunk, size, entries, counts)
-        positions = jnp.where(valid, rows, 0)
-        inputs, labels, weights = _entry_samples(data, counts, positions, valid, entry_size, number_type(params))
+        inputs, labels, weights = _entry_samples(data, counts, rows, valid, entry_size, number_type(params))
         part = over_nodes(one_node, task.node_loop)(params, inputs, labels, weights, valid)
         return jax.lax.dynamic_update_slice_in_dim(table, part, start, axis=1)
 
@@ -361,7 +360,7 @@ def _exact_mean(
 
     def add(chunk, carry):
         start, rows, valid, fresh = _chunk_entries(chunk, size, entries, counts)
-        inputs, labels, _ = _entry_samples(data, counts, jnp.where(valid, rows, 0), valid, entry_size, dtype)
+        inputs, labels, _ = _entry_samples(data, counts, rows, valid, entry_size, dtype)
         weights = (valid & fresh[None, :]).astype(dtype) / counts.astype(dtype)[:, None]
         part = jax.lax.dynamic_slice_in_dim(table, start, size, axis=1)
         total, rounding = carry

@@ -8,6 +8,7 @@
     sites.csv        samples, epsilon, noise and metric of every node at the end of every lane (`sites.py`)
     plots/           pictures
     final/           the parameters at the end of each lane (`final_params.py`)
+    crash.txt        Python's stack where a compiled program ended the process (`crash.py`)
     private/key      the key of a run that is published, of mode 0600 (`publish.py`)
 
 Do not publish the folder: checkpoints hold raw gradients (tables of SAGA) and states without noise; metrics, status and

@@ -211,8 +211,7 @@ def _places(data: FederatedData, draws: ConstantsDraws) -> tuple[Array, Array]:
     padding = -positions.shape[1] % at_once
     positions = jnp.pad(positions, ((0, 0), (0, padding)), constant_values=longest)
     mask = positions < data.sizes[:, None]
-    places = jnp.take_along_axis(data.indices, jnp.where(mask, positions, 0), axis=1)
-    return places.reshape(n, -1, at_once), mask.reshape(n, -1, at_once)
+    return data.places(positions).reshape(n, -1, at_once), mask.reshape(n, -1, at_once)
 
 
 def _gradient_sum(

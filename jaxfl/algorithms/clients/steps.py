@@ -88,8 +88,8 @@ def samples_of(data: FederatedData, active: Array, batch_indices: Array) -> tupl
     Returns:
         (samples (k, tau, b), int32, in [0, N); mask (k, tau, b), bool, False for an empty slot).
     """
-    mask = batch_indices < data.sizes[active][:, None, None]
-    return data.indices[active[:, None, None], jnp.where(mask, batch_indices, 0)], mask
+    sizes = data.sizes[active][:, None, None]
+    return data.indices[active[:, None, None], jnp.minimum(batch_indices, sizes - 1)], batch_indices < sizes
 
 
 def num_different(steps: Step) -> Array:

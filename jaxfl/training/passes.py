@@ -17,13 +17,14 @@ from jaxfl.channel import Costs, Ledger
 from jaxfl.core import ArgumentError, Array, PyTree, Task
 from jaxfl.core.check import at_least, bytes_text
 from jaxfl.core.keys import digest, keyed
+from jaxfl.core.lines import Label
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
 from jaxfl.training.case import Case, check_cases
 from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.lanes import Lane, Strategy, Uploads
-from jaxfl.training.pass_directory import Label, PassDirectory
+from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.processes import least, on_all, on_first, several
 from jaxfl.training.program import CHECKPOINT_SHARE, Compiled, PeakMemory, Program
 from jaxfl.training.progress import ProgressReport

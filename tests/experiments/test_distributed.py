@@ -76,7 +76,7 @@ def test_what_is_refused_is_told_once_and_leaves_nothing(tmp_path, options, of_s
     assert not (tmp_path / "run").exists()
 
 
-LONG = ["--nodes", "8", "--iterations", "200", "--checkpoint-every", "1"]
+LONG = ["--nodes", "8", "--iterations", "40", "--checkpoint-every", "2"]
 
 
 @pytest.fixture(scope="module")

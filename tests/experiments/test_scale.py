@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from processes import TESTS
 
-WORDS = "--graph exponential --method PrivSGP --hidden 4 --batch-size 1 --iterations 4 --evaluate-every 2 --noise-std 0.1"
+WORDS = (
+    "--graph exponential --method PrivSGP --hidden 4 --batch-size 1 --iterations 4 --evaluate-every 2 --noise-std 0.1"
+)
 WORDS += " --seeds 0 --compilation-cache off"
 
 

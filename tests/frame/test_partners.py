@@ -14,13 +14,14 @@ STACK = b"*** Check failure stack trace: ***\n    @     0x7fb2d3540634  absl::Lo
 SENTENCE = f"{GONE}{GOES_ON}\n".encode()
 
 
-class Pieces(io.RawIOBase):
+class Pieces(io.BytesIO):
     """A pipe that gives its pieces one after the other."""
 
     def __init__(self, pieces):
+        super().__init__()
         self._pieces = iter(pieces)
 
-    def read(self, size=-1):
+    def read(self, size: int | None = -1) -> bytes:
         return next(self._pieces, b"")
 
 

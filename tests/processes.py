@@ -59,11 +59,12 @@ def free_port():
         return listener.getsockname()[1]
 
 
-def at_once(commands, num_devices=2, seconds=300):
+def at_once(commands, num_devices=2, seconds=300, meanwhile=None):
     """Python processes that run at once, each with devices of its own: [(exit code, standard output and error)].
 
     Args:
         commands: what follows `python` for each of them.
+        meanwhile: called with them once they have begun.
     """
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(num_devices), **OPTIONS}
     processes = [
@@ -77,6 +78,8 @@ def at_once(commands, num_devices=2, seconds=300):
         for command in commands
     ]
     try:
+        if meanwhile is not None:
+            meanwhile(processes)
         texts = [process.communicate(timeout=seconds)[0] for process in processes]
         return [(process.returncode, text) for process, text in zip(processes, texts, strict=True)]
     finally:

@@ -14,5 +14,5 @@ _STEPS = plots.Panel("num_steps", "local iterations τ of a round\n(mean since t
 def finish(finished: Finished) -> Sequence[Path]:
     """Draw τ against rounds or a cost."""
     folder, x = finished.run.path, next(iter(finished.rows.values())).config.run.x
-    lines = [line for line in plots.read_lines(folder) if line.get(_STEPS.metric) is not None]
+    lines = plots.read_lines(folder).having(_STEPS.metric)
     return [plots.plot_panels(folder, lines, [_STEPS], "local_iterations.png", x)] if lines else []

@@ -187,14 +187,14 @@ def _summary(audits: Mapping[str, Audited], environment: Any) -> dict[str, Any]:
 
 def _write_results(audits: Mapping[str, Audited], path: Path) -> None:
     """One row for each audit: the options that vary, the lower bound, the claim."""
-    lanes, lines = {}, []
+    lanes, lines = {}, {}
     for name, one in audits.items():
         lane = {"case": name, "seed": one.row.config.run.seed, "round": one.row.config.rounds}
         status = {"status": "finished", "until": lane["round"], "reason": None, "seconds": {"run": one.seconds}}
         lanes[name, lane["seed"]] = status
         numbers = {key: getattr(one.result, key) for key in ("dp_epsilon_lower_bound", "num_correct", "num_guesses")}
         ratios = {f"{check.name}, measured over claimed": _ratio(check) for check in one.result.checks}
-        lines.append({**lane, **numbers, **ratios, "violated": one.violated})
+        lines[name, lane["seed"]] = {**lane, **numbers, **ratios, "violated": one.violated}
     claims = {name: lambda _, claim=one.claim: [claim._asdict()] for name, one in audits.items()}
     write_results(path, lanes, lines, {name: one.row.settings for name, one in audits.items()}, claims)
 

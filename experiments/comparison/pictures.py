@@ -18,6 +18,7 @@ from jaxfl.analysis.plots import (
     seeds_curve,
     style_axes,
 )
+from jaxfl.core.lines import Lines
 from jaxfl.frame import Finished, Row
 from jaxfl.privacy.statements import RELATIONS
 from jaxfl.training.summary import write_table
@@ -110,7 +111,7 @@ def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
     title = f"{run_title(folder / 'config.json')}: {config.clients.nodes} nodes, {config.learning.rounds} rounds, "
     relation = RELATIONS[config.budget.neighboring_relation]
     figure = new_figure(12.0, 4.4, f"{title}each run at the same proven ε ({relation}, δ = {config.budget.dp_delta:g})")
-    panels, lines, handles = figure.subplots(1, 3, sharey=True), read_lines(folder), {}
+    panels, by_case, handles = figure.subplots(1, 3, sharey=True), read_lines(folder).after(0).by_case(), {}
     budgets = sorted({row["target_epsilon"] for row in rows} - {None})
     middle = budgets[len(budgets) // 2]
     for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
@@ -125,9 +126,9 @@ def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
         mark = {"marker": _MARKS[number % len(_MARKS)], "markersize": 5}
         handles[method] = panels[0].errorbar(x, height, spread, capsize=2, **mark, **style)
         (best,) = [row for row in own if row["target_epsilon"] == middle] or [own[0]]
-        of_case = [line for line in lines if line["case"] == best["case"] and line["round"]]
+        of_case = by_case.get(best["case"], Lines())
         for axes, cost in zip(panels[1:], _AGAINST, strict=True):
-            if of_case and any(line.get(cost) for line in of_case):
+            if any(column.any() for column in of_case.columns(cost)):
                 draw_curve(axes, seeds_curve(of_case, "test_accuracy", (cost,)), style)
     style_axes(panels[0], _ACCURACY, "proven epsilon")
     panels[0].set(title="at the end, best step of each", xscale="log")

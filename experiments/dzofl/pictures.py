@@ -19,6 +19,7 @@ from jaxfl.analysis.plots import (
     seeds_curve,
     style_axes,
 )
+from jaxfl.core.lines import Lines
 from jaxfl.frame import Finished
 from jaxfl.training.summary import with_prefix
 
@@ -38,27 +39,27 @@ def finish(finished: Finished, costs: Sequence[str] = ("joules", "seconds")) -> 
     names = [name for name, bits in sent.items() if bits]  # a case that sends nothing has no place on an axis of bits
     if not names or len(names) > _MOST_LINES:
         return []
-    lines = read_lines(folder)
+    by_case = read_lines(folder).after(0).by_case()
     figure = new_figure(9.6, 3.6 * len(costs) + 0.6, run_title(folder / "config.json"))
-    pictures, handles = [_plot_bits(finished, names, lines)], {}
+    pictures, handles = [_plot_bits(finished, names, by_case)], {}
     for place, (cost, reading) in enumerate([(cost, reading) for cost in costs for reading in READINGS]):
         axes = figure.add_subplot(len(costs), len(READINGS), place + 1)
         for number, name in enumerate(names):
             of_round = getattr(round_costs(finished.rows[name].config, cases[name])[reading], cost)
-            curve = seeds_curve([line for line in lines if line["case"] == name and line["round"]], "test_accuracy")
+            curve = seeds_curve(by_case[name], "test_accuracy")
             handles[name] = draw_curve(axes, curve._replace(x=of_round * curve.x), line_style(number))
         _log_x(axes, f"{_TITLES[cost]}, {_OF_READING[reading]}")
     legend_below(figure, handles, [])
     return [*pictures, save_figure(figure, folder / "plots" / "costs.png")]
 
 
-def _plot_bits(finished: Finished, names: Sequence[str], lines: Sequence[Mapping[str, Any]]) -> Path:
+def _plot_bits(finished: Finished, names: Sequence[str], by_case: Mapping[str, Lines]) -> Path:
     """Accuracy against the bits that all devices have sent, the subject of the paper."""
     folder, handles = finished.run.path, {}
     figure = new_figure(7.2, 4.4, run_title(folder / "config.json"))
     axes = figure.add_subplot()
     for number, name in enumerate(names):
-        own = [line for line in lines if line["case"] == name and line["round"]]
+        own = by_case[name]
         curve, style = seeds_curve(own, "test_accuracy", ("total_bits_sent",)), line_style(number)
         label = f"{name}: {with_prefix(curve.x[-1], 'bit')} in {own[-1]['round']} rounds"
         handles[label] = draw_curve(axes, curve, style)

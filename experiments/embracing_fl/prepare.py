@@ -61,14 +61,13 @@ def cases_of_clients(rows: Mapping[str, Row], algorithm: Callable[[Any], Algorit
 
 def finish(finished: Finished) -> Sequence[Path]:
     """Add to the summary what clients cost and in which round targets were reached."""
-    metrics = finished.run.read_metrics()
+    by_case = finished.run.read_metrics().by_case()
     for name, row in finished.rows.items():
         entry, target = finished.summary["cases"][name], row.config.learning.target_accuracy
         entry.update(described(finished.context[name]))
         if target is not None:
-            lines = [line for line in metrics if line["case"] == name]
             entry["target_accuracy"] = target
-            entry["rounds_to_target"] = spread(rounds_to_target(lines, row.seeds, target))
+            entry["rounds_to_target"] = spread(rounds_to_target(by_case[name], row.seeds, target))
     return ()
 
 

@@ -36,6 +36,7 @@ from jaxfl.analysis.plots import (
     style_axes,
 )
 from jaxfl.core import ArgumentError
+from jaxfl.core.lines import Lines
 
 _MARKS = "osD^vPX*"
 _AXES = {"target_epsilon": "epsilon", "iterations": "iterations K", "step_size": "step size", "round": "round"}
@@ -226,7 +227,7 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
             of_name.setdefault(str(line[entry]), []).append(line)
     handles = {}
     for number, (name, own) in enumerate(of_name.items()):
-        curve = seeds_curve(own, panel.metric, totals)
+        curve = seeds_curve(Lines(own), panel.metric, totals)
         if curve.x.size:
             style = line_style(number) | ({"drawstyle": "steps-mid"} if directive.steps else {})
             handles[name] = draw_curve(axes, curve, style)

@@ -24,6 +24,7 @@ from jaxfl.analysis.plots import (
     style_axes,
     wrapped_notes,
 )
+from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv
 
 if TYPE_CHECKING:
@@ -153,13 +154,12 @@ def series(settings: Settings, *axes: str) -> dict[str, list[str]]:
     return groups
 
 
-def _ends(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[dict[tuple[str, int], Mapping[str, Any]], int]:
+def _ends(run_dir: Path, lines: Lines) -> tuple[dict[tuple[str, int], Mapping[str, Any]], int]:
     """(case, seed) -> last line, without runs that diverged; and the number of those."""
-    last = {(line["case"], line["seed"]): line for line in lines}
     path, failures = run_dir / "results.csv", set()
     if path.exists():
         failures = {(row["case"], int(row["seed"])) for row in read_csv(path) if row["status"] == "diverged"}
-    return {part: line for part, line in last.items() if part not in failures}, len(failures)
+    return {part: line for part, line in lines.ends().items() if part not in failures}, len(failures)
 
 
 def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], case: str, metric: str) -> np.ndarray:
@@ -168,7 +168,7 @@ def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], case: str, metric
     return np.array([value for value in values if value is not None], dtype=np.float64)
 
 
-def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, axis: str) -> Path:
+def _draw_final(run_dir: Path, lines: Lines, settings: Settings, axis: str) -> Path:
     """One line for each series, with a bar from the smallest to the largest seed."""
     groups = series(settings, axis)
     figure, all_axes, foot = _figure(run_dir)
@@ -200,7 +200,7 @@ def _draw_final(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Set
     return _save(figure, run_dir, "final.png", handles, notes)
 
 
-def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, x: str, y: str) -> Path:
+def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: str) -> Path:
     """One cell, the mean over seeds, for each pair of values; a row of loss and accuracy for each series."""
     groups = series(settings, x, y)
     ends, num_diverged = _ends(run_dir, lines)
@@ -230,7 +230,7 @@ def _draw_heat_map(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: 
     return save_figure(figure, run_dir / "plots" / "heat_map.png")
 
 
-def _draw_scatter(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings, names: Sequence[str]) -> Path:
+def _draw_scatter(run_dir: Path, lines: Lines, settings: Settings, names: Sequence[str]) -> Path:
     """One point for each case, colored by the mean over seeds; a row of panels for each series and pair of numbers."""
     ends, num_diverged = _ends(run_dir, lines)
     rows = list(itertools.product(series(settings, *names).items(), itertools.combinations(names, 2)))
@@ -284,13 +284,14 @@ def _color_scale(panel: Panel, values: Iterable[float]) -> ScalarMappable:
     return ScalarMappable(norm(low, high), "viridis" if panel.is_accuracy else "viridis_r")
 
 
-def _draw_speedup(run_dir: Path, lines: Sequence[Mapping[str, Any]], settings: Settings) -> Path:
+def _draw_speedup(run_dir: Path, lines: Lines, settings: Settings) -> Path:
     """Curves against iterations times nodes: linear speed-up puts them on top of each other."""
     figure, all_axes, foot = _figure(run_dir)
     handles: dict[str, Any] = {}
+    by_case = lines.by_case()
     for axes, panel in zip(all_axes, _PANELS, strict=True):
         for number, (case, row) in enumerate(settings.items()):
-            curve = seeds_curve([line for line in lines if line["case"] == case], panel.metric)
+            curve = seeds_curve(by_case.get(case, Lines()), panel.metric)
             handles[case] = draw_curve(axes, curve, line_style(number), x_unit=row["nodes"])
         style_axes(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
     return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])

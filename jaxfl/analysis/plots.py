@@ -6,12 +6,14 @@ import json
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.core.lines import METRICS, Lines, parse_lines
 from jaxfl.core.outputs import drop_link
 from jaxfl.data.columns import short_name
 from jaxfl.privacy.statements import caption
@@ -98,11 +100,8 @@ def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds", ranked: Sequenc
     panels = [
         panel
         for panel in _PANELS
-        if any(line.get(panel.metric) is not None for line in lines)
-        and not (
-            panel.metric.endswith("_worst_node")
-            and all(line.get(panel.metric) == line.get(panel.metric.removesuffix("_worst_node")) for line in lines)
-        )
+        if len(lines.having(panel.metric))
+        and not (panel.metric.endswith("_worst_node") and _alike(lines, panel.metric.removesuffix("_worst_node")))
     ]
     if not panels:
         remedy = "Train until its first evaluation."
@@ -110,9 +109,15 @@ def plot_run(run_dir: str | os.PathLike[str], x: str = "rounds", ranked: Sequenc
     return [plot_panels(run_dir, lines, panels, "training.png", x, ranked)]
 
 
+def _alike(lines: Lines, metric: str) -> bool:
+    """Tell whether every line that has the worst node's metric or the mean has both, and they are equal."""
+    mean, worst = lines.columns(metric, f"{metric}_worst_node")
+    return len(lines.having(metric)) == len(lines.having(f"{metric}_worst_node")) == mean.size and (mean == worst).all()
+
+
 def plot_panels(
     run_dir: Path,
-    lines: Sequence[Mapping[str, Any]],
+    lines: Lines,
     panels: Sequence[Panel],
     name: str,
     x: str = "rounds",
@@ -134,7 +139,7 @@ def privacy_notes(run_dir: Path) -> list[str]:
 
 
 def draw_panels(
-    lines: Sequence[Mapping[str, Any]],
+    lines: Lines,
     panels: Sequence[Panel],
     title: str,
     notes: Sequence[str] = (),
@@ -160,12 +165,10 @@ def draw_panels(
     """
     check.one_of(tuple(X_AXES), x=x)
     axis = X_AXES[x]
-    if not any(all(total in line for total in axis.totals) for line in lines):
+    if not len(lines.having(*axis.totals)):
         remedy = "Draw against rounds, or train with a ledger."
         raise ArgumentError("x", "must be what the run counts", f"no line has {' and '.join(axis.totals)}", remedy)
-    of_case: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        of_case.setdefault(line["case"], []).append(line)
+    of_case = lines.by_case()
     best = [case for case in ranked if case in of_case][:_IN_FRONT] if len(of_case) > _MOST_ALIKE else []
     front = {case: number for number, case in enumerate(best or of_case)}
     num_columns = min(2, len(panels))
@@ -234,7 +237,7 @@ def wrapped_notes(notes: Sequence[str], width: float) -> list[str]:
     return [line for note in notes for line in textwrap.wrap(note, int(width * 14.5))]
 
 
-def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str, totals: Sequence[str] = ()) -> Curve:
+def seeds_curve(lines: Lines, metric: str, totals: Sequence[str] = ()) -> Curve:
     """Mean, smallest and largest value over seeds at each round where the metric was measured.
 
     Args:
@@ -246,26 +249,22 @@ def seeds_curve(lines: Sequence[Mapping[str, Any]], metric: str, totals: Sequenc
         The curve, empty where nothing was measured.
 
     Examples:
-        >>> lines = [{"seed": s, "round": r, "loss": s + 10.0 * r} for s in (0, 4) for r in (0, 1)]
+        >>> lines = Lines({"case": "A", "seed": s, "round": r, "loss": s + 10.0 * r} for s in (0, 4) for r in (0, 1))
         >>> curve = seeds_curve(lines, "loss")
         >>> curve.mean.tolist(), curve.low.tolist(), curve.high.tolist()
         ([2.0, 12.0], [0.0, 10.0], [4.0, 14.0])
     """
-    values: dict[int, list[float]] = {}
-    places: dict[int, list[float]] = {}
-    for line in lines:
-        if line.get(metric) is not None and all(total in line for total in totals):
-            values.setdefault(line["round"], []).append(line[metric])
-            places.setdefault(line["round"], []).append(sum(line[total] for total in totals))
-    rounds = sorted(values)
-    x = np.array([np.mean(places[number]) for number in rounds]) if totals else np.array(rounds, dtype=np.int64)
-    return Curve(
-        x=x,
-        mean=np.array([np.mean(values[number]) for number in rounds], dtype=np.float64),
-        low=np.array([np.min(values[number]) for number in rounds], dtype=np.float64),
-        high=np.array([np.max(values[number]) for number in rounds], dtype=np.float64),
-        num_seeds=max((len(numbers) for numbers in values.values()), default=0),
-    )
+    of_line, heights, *costs = lines.columns("round", metric, *totals)
+    order = np.argsort(of_line, kind="stable")
+    rounds, first, counts = np.unique(of_line[order], return_index=True, return_counts=True)
+    mean, low, high, x = np.empty((4, rounds.size))
+    for count in np.unique(counts):  # rounds with as many seeds
+        alike = counts == count
+        rows = order[first[alike][:, None] + np.arange(count)]
+        values = heights[rows].astype(np.float64)
+        mean[alike], low[alike], high[alike] = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
+        x[alike] = np.sum([cost[rows] for cost in costs], axis=0).mean(axis=1) if costs else rounds[alike]
+    return Curve(x if costs else rounds.astype(np.int64), mean, low, high, int(counts.max(initial=0)))
 
 
 def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int = 1) -> Any:
@@ -325,11 +324,21 @@ def run_title(config_path: Path) -> str:
     return ", ".join(part for part in parts if part) or config_path.parent.name
 
 
-def read_lines(run_dir: Path) -> list[dict[str, Any]]:
-    """All complete lines of a run, pass by pass; a line that is being written right now is left out."""
-    paths = sorted(run_dir.glob("passes/*/metrics.jsonl"), key=lambda path: int(path.parent.name))
+def read_lines(run_dir: Path) -> Lines:
+    """All complete lines of a run, pass by pass; a line that is being written right now is left out.
+
+    The lines that were read last are kept for the next picture, while their files stay as they are.
+    """
+    paths = sorted(run_dir.glob(f"passes/*/{METRICS}"), key=lambda path: int(path.parent.name))
     if not paths:
         remedy = "Name a run directory."
-        raise ArgumentError("run_dir", "must hold passes/<k>/metrics.jsonl", f"{run_dir} has none", remedy)
-    raws = [raw for path in paths for raw in path.read_bytes().splitlines(keepends=True)]
-    return [json.loads(raw) for raw in raws if raw.endswith(b"\n")]
+        raise ArgumentError("run_dir", f"must hold passes/<k>/{METRICS}", f"{run_dir} has none", remedy)
+    states = [path.stat() for path in paths]
+    return _lines_of(
+        *((path.resolve(), state.st_size, state.st_mtime_ns) for path, state in zip(paths, states, strict=True))
+    )
+
+
+@lru_cache(maxsize=1)
+def _lines_of(*files: tuple[Path, int, int]) -> Lines:
+    return Lines(line for path, *_ in files for line in parse_lines(path))

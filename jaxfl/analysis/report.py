@@ -30,6 +30,7 @@ from jaxfl.analysis.plots import (
     style_axes,
 )
 from jaxfl.core import ArgumentError
+from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import drop_link, read_csv
 from jaxfl.privacy.statements import rounded_up, simulation, statement_text
 
@@ -64,7 +65,7 @@ class Shown(NamedTuple):
     label: str  # unique on the page
     row: Mapping[str, Any]  # of summary.json
     options: Mapping[str, Any]  # its whole configuration
-    lines: Sequence[Mapping[str, Any]]  # its measurements
+    lines: Lines  # its measurements
     sites: Sequence[Mapping[str, str]]  # its rows of sites.csv
 
 
@@ -122,15 +123,13 @@ def _cases(folder: Path, several_runs: bool) -> list[Shown]:
     changes, _ = config.pop("cases", {}), config.pop("settled", None)
     table = folder / "sites.csv"
     sites = read_csv(table) if table.exists() else []
-    lines: dict[str, list[Mapping[str, Any]]] = {name: [] for name in cases}
-    for line in read_lines(folder):
-        lines.setdefault(line["case"], []).append(line)
+    lines = read_lines(folder).by_case()
     return [
         Shown(
             label=f"{folder.name}: {name}" if several_runs else name,
             row=row,
             options={**config, **{k: v for k, v in changes.get(name, {}).items() if k != "seeds"}},
-            lines=lines[name],
+            lines=lines.get(name, Lines()),
             sites=[site for site in sites if site["case"] == name],
         )
         for name, row in cases.items()
@@ -200,8 +199,7 @@ def _all_statements(shown: Sequence[Shown]) -> list[Mapping[str, Any]]:
 
 def _last(one: Shown, name: str) -> float | None:
     """A cost at the end, mean over seeds."""
-    ends = {line["seed"]: line.get(name) for line in one.lines}
-    values = [value for value in ends.values() if value is not None]
+    values = [value for line in one.lines.ends().values() if (value := line.get(name)) is not None]
     return float(np.mean(values)) if values else None
 
 
@@ -236,9 +234,7 @@ def _legend(shown: Sequence[Shown]) -> str:
 
 def _curves(shown: Sequence[Shown]) -> str:
     """Metrics against rounds, the first one against costs, too, and final values against epsilon."""
-    panels = [
-        panel for panel in _PANELS if any(line.get(panel.metric) is not None for one in shown for line in one.lines)
-    ]
+    panels = [panel for panel in _PANELS if any(len(one.lines.having(panel.metric)) for one in shown)]
     figures = [_panel(shown, panel, "rounds") for panel in panels]
     for cost in ("bits", "seconds", "joules"):
         if panels and any(_last(one, X_AXES[cost].totals[0]) for one in shown):

@@ -35,6 +35,7 @@ from jaxfl.frame.help import print_help
 from jaxfl.frame.launcher import JobsStopped
 from jaxfl.frame.options import flag, flat, options, unknown, value_of, varies_by_words
 from jaxfl.frame.output import steady_output
+from jaxfl.frame.partners import GOES_ON, GONE, leave
 from jaxfl.frame.records import JOBS
 from jaxfl.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.frame.selecting import ends_of, search_of
@@ -153,8 +154,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
             if not several():
                 raise
-            reason = f"another process is gone ({str(error).splitlines()[0][:120]})"
-            return _say(f"stopped: {reason}; the same commands with --resume go on from the last checkpoint", 1, error)
+            leave(_say(f"{GONE} ({str(error).splitlines()[0][:120]}){GOES_ON}", 1, error))
         return _say("stopped: the memory is exhausted. Take a smaller model, fewer nodes or a smaller batch.", 1, error)
     except OSError as error:
         return _say(f"stopped: {error}. Mend this, then {'go on with --resume' if resumes else 'try again'}.", 1, error)

@@ -11,6 +11,7 @@ import jax
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.frame.options import unsaved
+from jaxfl.frame.partners import HEARTBEAT_SECONDS, tell_of_partners
 from jaxfl.training.processes import is_first, of_another_process
 
 PLACE = ("coordinator", "num_processes", "process_id")
@@ -54,18 +55,20 @@ class Distributed:
             raise ArgumentError("process_id", requirement, found, "Number the processes from 0.")
 
     def join(self) -> None:
-        """Meet the other processes, before JAX computes anything.
+        """Meet the other processes, before JAX computes anything. If one dies later, standard error says so in a line.
 
         Raises:
             ArgumentError: the number of this process is unknown, or the others do not come.
         """
         self.check_place()
         try:
-            jax.distributed.initialize(self.coordinator, self.num_processes, self.process_id)
+            place = self.coordinator, self.num_processes, self.process_id
+            jax.distributed.initialize(*place, heartbeat_timeout_seconds=HEARTBEAT_SECONDS)
         except (ValueError, RuntimeError) as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             remedy = "Start all processes, by srun or mpirun, or with --coordinator, --num-processes and --process-id."
             raise ArgumentError("distributed", "needs the other processes", reason, remedy) from None
+        tell_of_partners()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import psutil
 
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import bytes_text
+from jaxfl.core.platform import is_cpu
 
 
 def available_bytes() -> int:
@@ -22,6 +23,11 @@ def available_bytes() -> int:
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     return max(0, min([psutil.virtual_memory().available, *_bytes_within_limits(), *left_by_control_groups()]))
+
+
+def resident_bytes() -> int:
+    """Bytes of the default device's memory that this process holds besides arrays: all it holds on a CPU, else 0."""
+    return psutil.Process().memory_info().rss if is_cpu() else 0
 
 
 def _bytes_within_limits() -> list[int]:

@@ -24,7 +24,7 @@ from jaxfl.training.processes import on_first
 from jaxfl.training.run_directory import RunDirectory, slug
 
 if TYPE_CHECKING:
-    from jaxfl.training.pass_directory import Label
+    from jaxfl.core.lines import Label
 
 FINAL = "final"
 _HEADER = "jaxfl"  # a single entry: safetensors writes several in no fixed order

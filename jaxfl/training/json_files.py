@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,13 +104,13 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a crash leaves the old or the new one, never a part."""
+def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Replace a file, by its content or blocks of it, so that a crash leaves the old or the new one, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.unlink(missing_ok=True)  # left by a process that died, or a link to elsewhere
     with open(temporary, "xb") as file:
-        file.write(content)
+        file.writelines([content] if isinstance(content, bytes) else content)
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)

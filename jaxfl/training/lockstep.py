@@ -36,6 +36,7 @@ import numpy as np
 
 from jaxfl.core import PyTree
 from jaxfl.core.info import FatalCount
+from jaxfl.core.lines import Label
 from jaxfl.core.platform import is_cpu
 from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
@@ -45,7 +46,7 @@ from jaxfl.training.final_params import write_params
 from jaxfl.training.hooks import Hook, evaluation_of
 from jaxfl.training.lane_record import LaneRecord
 from jaxfl.training.measures import flatten_scores, node_scores, refuse_bad_scores
-from jaxfl.training.pass_directory import CHECKPOINTS, ENDED, Label
+from jaxfl.training.pass_directory import CHECKPOINTS, ENDED
 from jaxfl.training.passes import Pass
 from jaxfl.training.processes import any_process, least, on_first, several
 from jaxfl.training.progress import ProgressReport

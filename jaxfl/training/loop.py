@@ -183,7 +183,7 @@ def _conclude(
         on_first(write_json)(run.path / PRIVACY, jsonable(node_epsilons, "privacy"))
     run.write_summary(content)
     settings = {name: case.settings for name, case in cases.items()}
-    on_first(write_results)(run.path / RESULTS, in_order, lines, settings, privacy)
+    on_first(write_results)(run.path / RESULTS, in_order, lines.ends(), settings, privacy)
     return jsonable(content, "summary")
 
 

@@ -15,25 +15,24 @@ after it are dropped when the pass goes on. pass.json and end.json have checksum
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxfl.core import ArgumentError
+from jaxfl.core.lines import METRICS, Label, parse_lines
 from jaxfl.training.json_files import Damaged, checked, jsonable, read_json, with_checksum, write_atomically, write_json
 from jaxfl.training.processes import on_all, on_first
 
-METRICS, BEGUN, END = "metrics.jsonl", "pass.json", "end.json"
+BEGUN, END = "pass.json", "end.json"
 CHECKPOINTS, ENDED = "checkpoints", "ended"
 _RESTORE = "Restore the file, or start again with another out."
 _TAIL_BYTES = 2**16  # enough for a line
-_FIELDS = {"case": str, "seed": int, "round": int}
+_BLOCK = 2**20  # bytes of metrics.jsonl in memory
 _BEGUN_FORM = {"slots": int, "at_once": int, "strategy": str, "environment": dict}
-
-Label = tuple[str, int]
-"""(case, seed) of a lane."""
 
 
 class Mark(NamedTuple):
@@ -107,43 +106,38 @@ class PassDirectory:
             os.fsync(file.fileno())
         self._mark = Mark(before.size + len(added), zlib.crc32(added, before.checksum))
 
-    @on_all
-    def lines(self) -> list[dict[str, Any]]:
-        """All complete lines; one that was cut off while being written is left out.
-
-        ArgumentError where a line other than the last is not of this form, or a lane's rounds do not ascend.
-        """
-        return parse_lines(self.path / METRICS, self._content())
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """All complete lines, one after the other, as `parse_lines` gives them."""
+        if self._marked().size:
+            yield from parse_lines(self.path / METRICS)
 
     @on_first
     def mark(self) -> Mark:
         """Mark of all that this object has written, or of the whole file while it has written nothing."""
         if self._mark is None:
-            content = self._content()
-            self._mark = Mark(len(content), zlib.crc32(content))
+            self._mark = self._marked()
         return self._mark
 
     @on_all
     def check_lines(self, mark: Sequence[int], *, exactly: bool = False) -> None:
         """Raise ArgumentError unless metrics.jsonl begins with what a mark describes, or is exactly that."""
-        content = self._content()
+        whole = self._marked()
         size, checksum = mark
         requirement = f"{self.path / METRICS} must be as this run wrote it"
-        if len(content) < size or (exactly and len(content) > size):
-            found = f"it has {len(content):,} bytes in place of {size:,}"
+        if whole.size < size or (exactly and whole.size > size):
+            found = f"it has {whole.size:,} bytes in place of {size:,}"
             raise ArgumentError("out", requirement, found, _RESTORE)
-        if zlib.crc32(memoryview(content)[:size]) != checksum:
+        if _mark_of(self._blocks(size)).checksum != checksum:
             raise ArgumentError("out", requirement, f"its first {size:,} bytes were altered", _RESTORE)
 
     @on_first
     def keep_lines(self, mark: Sequence[int] = (0, 0)) -> None:
         """Drop the lines after a mark, atomically. If this drops all lines, metrics.before.jsonl keeps the old file."""
-        content = self._content()
-        self._mark = Mark(*mark)
-        if not self._mark.size and content:
-            write_atomically(self.path / "metrics.before.jsonl", content)
-        if not (self.path / METRICS).exists() or len(content) != self._mark.size:
-            write_atomically(self.path / METRICS, content[: self._mark.size])
+        whole, self._mark = self._marked(), Mark(*mark)
+        if not self._mark.size and whole.size:
+            write_atomically(self.path / "metrics.before.jsonl", self._blocks())
+        if not (self.path / METRICS).exists() or whole.size != self._mark.size:
+            write_atomically(self.path / METRICS, self._blocks(self._mark.size))
 
     def _read(self, name: str, form: Mapping[str, type]) -> dict[str, Any]:
         try:
@@ -152,12 +146,20 @@ class PassDirectory:
             found = "it was altered"
             raise ArgumentError("out", f"{self.path / name} must be as this run wrote it", found, _RESTORE) from None
 
-    def _content(self) -> bytes:
-        path = self.path / METRICS
-        content = path.read_bytes() if path.exists() else b""
-        if self._mark is not None and self._mark != (len(content), zlib.crc32(content)):
-            raise self._changed(f"has {len(content):,} bytes, not the {self._mark.size:,} that this run wrote")
-        return content
+    def _blocks(self, size: float = math.inf) -> Iterator[bytes]:
+        """The first bytes of metrics.jsonl; none where it is missing."""
+        if (self.path / METRICS).exists():
+            with open(self.path / METRICS, "rb") as file:
+                while block := file.read(int(min(_BLOCK, size))):
+                    yield block
+                    size -= len(block)
+
+    def _marked(self) -> Mark:
+        """Mark of the whole file; OSError where it is not as this object left it."""
+        whole = _mark_of(self._blocks())
+        if self._mark not in (None, whole):
+            raise self._changed(f"has {whole.size:,} bytes, not the {self._mark.size:,} that this run wrote")
+        return whole
 
     def _changed(self, how: str) -> OSError:
         return OSError(f"{self.path / METRICS} was changed by another program: it {how}")
@@ -174,25 +176,8 @@ def newest_round(path: Path) -> int:
         return 0
 
 
-def parse_lines(path: Path, content: bytes) -> list[dict[str, Any]]:
-    """The complete lines of a metrics.jsonl, as `PassDirectory.lines` gives them."""
-    lines: list[dict[str, Any]] = []
-    rounds: dict[Label, int] = {}
-    for number, raw in enumerate(content.splitlines(keepends=True), start=1):
-        if not raw.endswith(b"\n"):
-            break
-        try:
-            line = json.loads(raw)
-        except (ValueError, RecursionError):
-            line = None
-        if not isinstance(line, dict) or any(type(line.get(name)) is not kind for name, kind in _FIELDS.items()):
-            requirement = f"{path} must hold JSON lines with {', '.join(_FIELDS)}"
-            raise ArgumentError("out", requirement, f"line {number} does not", _RESTORE)
-        lane = line["case"], line["seed"]
-        if line["round"] <= rounds.get(lane, -1):
-            requirement = f"{path} must hold every line once, in the order of its rounds"
-            found = f"line {number} has round {line['round']} of {lane[0]}, seed {lane[1]}, after {rounds[lane]}"
-            raise ArgumentError("out", requirement, found, _RESTORE)
-        rounds[lane] = line["round"]
-        lines.append(line)
-    return lines
+def _mark_of(blocks: Iterator[bytes]) -> Mark:
+    size = checksum = 0
+    for block in blocks:
+        size, checksum = size + len(block), zlib.crc32(block, checksum)
+    return Mark(size, checksum)

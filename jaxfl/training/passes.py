@@ -17,13 +17,14 @@ from jaxfl.channel import Costs, Ledger
 from jaxfl.core import ArgumentError, Array, PyTree, Task
 from jaxfl.core.check import at_least, bytes_text
 from jaxfl.core.keys import digest, keyed
+from jaxfl.core.lines import Label
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
 from jaxfl.training.case import Case, check_cases
 from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.lanes import Lane, Strategy, Uploads
-from jaxfl.training.pass_directory import Label, PassDirectory
+from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.processes import least, on_all, on_first, several
 from jaxfl.training.program import CHECKPOINT_SHARE, Compiled, PeakMemory, Program
 from jaxfl.training.progress import ProgressReport
@@ -337,8 +338,13 @@ def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> No
 
 
 def peak_text(peaks: dict[str, PeakMemory]) -> str:
-    """One line for the screen: the largest prediction of all cases, and the free memory, where inputs count as free."""
+    """One line for the screen: the largest prediction of all cases, in bytes that are held now and bytes to come.
+
+    On a CPU the process's own memory counts: what it has loaded and compiled is most of the peak of a small run.
+    """
     case, largest = max(peaks.items(), key=lambda item: item[1].total)
-    free = bytes_text(memory.available_bytes() + largest.inputs)
+    held, more = max(largest.inputs, memory.resident_bytes()), largest.state + largest.working
+    free = bytes_text(memory.available_bytes())
     whose = f" ({case})" if len(peaks) > 1 else ""
-    return f"predicted peak memory {bytes_text(largest.total)} of {free} free{whose}"
+    parts = f"{bytes_text(held)} held, {bytes_text(more)} more of {free} free"
+    return f"predicted peak memory {bytes_text(held + more)}: {parts}{whose}"

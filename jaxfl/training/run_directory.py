@@ -34,9 +34,10 @@ from typing import Any
 import filelock
 
 from jaxfl.core import ArgumentError
+from jaxfl.core.lines import Label, Lines
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, refuse_form, write_json
-from jaxfl.training.pass_directory import Label, PassDirectory
+from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.processes import is_first, on_all, on_first
 
 CONFIG, SUMMARY, PRIVACY, PASSES, PRIVATE = "config.json", "summary.json", "privacy.json", "passes", "private"
@@ -111,9 +112,13 @@ class RunDirectory:
         content = json.dumps([self.config["experiment"], self.config["config"], training], sort_keys=True)
         return f"{zlib.crc32(content.encode()):08x}"
 
-    def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines, pass by pass, as `PassDirectory.lines` gives them."""
-        return [line for one in self.passes for line in one.lines()]
+    @on_all
+    def read_metrics(self) -> Lines:
+        """All complete lines, pass by pass, in columns; a line that is being written right now is left out.
+
+        Iteration gives a dict for each line. ArgumentError where a file is damaged.
+        """
+        return Lines(line for one in self.passes for line in one.lines())
 
     def ended(self) -> dict[Label, dict[str, Any]]:
         """Return the end of each lane of the passes that are over."""

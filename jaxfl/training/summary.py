@@ -12,6 +12,7 @@ import numpy as np
 import rich.table
 
 from jaxfl.core.check import one_of
+from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import csv_text, read_csv
 from jaxfl.privacy.statements import caption as statements_in_short
 from jaxfl.privacy.statements import simulation, statement_text
@@ -53,21 +54,22 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
 
 
 def rounds_to_target(
-    lines: Sequence[Mapping[str, Any]], seeds: Sequence[int], target: float, metric: str = "test_accuracy"
+    lines: Lines, seeds: Sequence[int], target: float, metric: str = "test_accuracy"
 ) -> list[int | None]:
     """The first evaluated round of each seed in which a metric reaches a target; None where it never does.
 
     Examples:
-        >>> lines = [{"seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10)]
+        >>> lines = Lines({"case": "A", "seed": 0, "round": r, "test_accuracy": r / 10} for r in (0, 5, 10))
         >>> rounds_to_target(lines, [0, 1], 0.4)
         [5, None]
     """
-    reached = [[line["round"] for line in lines if line["seed"] == seed and line[metric] >= target] for seed in seeds]
+    of_line, rounds, values = lines.columns("seed", "round", metric)
+    reached = [rounds[(of_line == seed) & (values >= target)].tolist() for seed in seeds]
     return [min(rounds, default=None) for rounds in reached]
 
 
 def summarize_run(
-    lines: Sequence[Mapping[str, Any]],
+    lines: Lines,
     ended: Mapping[tuple[str, int], Mapping[str, Any]],
     cases: Mapping[str, Mapping[str, Any]],
     *,
@@ -93,18 +95,17 @@ def summarize_run(
         compiled call.
     """
     one_of(STATUSES, status=status)
-    last = {(line["case"], line["seed"]): line for line in lines}
-    described = {}
+    last, by_case, described = lines.ends(), lines.by_case(), {}
     for case, facts in cases.items():
         records = [ended.get((case, seed), {}) for seed in facts["seeds"]]
         whole = [
             last.get((case, seed)) if record.get("status") in WHOLE else None
             for seed, record in zip(facts["seeds"], records, strict=True)
         ]
-        own = [line for line in lines if line["case"] == case]
-        present = dict.fromkeys(name for line in own for name in line)
+        own = by_case.get(case, Lines())
+        present = own.names()
         names = [name for name in present if name not in _NOT_METRICS]
-        counts = [name for name in names if any(isinstance(line.get(name), int) for line in own)]
+        counts = [name for name in names if present[name]]
         rounds = [last[case, seed]["round"] if (case, seed) in last else 0 for seed in facts["seeds"]]
         ran = max(*rounds, *(record.get("until", 0) for record in records), 0)
         totals = {name: _most(last, records, case, facts["seeds"], name) for name in facts.get("released", ())}
@@ -118,7 +119,10 @@ def summarize_run(
             "status": [record.get("status") for record in records],
             **({"reason": [r.get("reason") for r in records]} if any(r.get("reason") for r in records) else {}),
             **{name: spread(_values(whole, name)) for name in names if name not in counts},
-            **{name: spread([_total(own, line, name) for line in whole]) for name in counts},
+            **{
+                name: spread([None if line is None else own.sum_of(name, line["seed"]) for line in whole])
+                for name in counts
+            },
             "privacy": stated,
             "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},
         }
@@ -174,11 +178,6 @@ def every_node(
                 called = {} if names[name] is None else {"nodes": names[name]}
                 content.setdefault(name, []).append({**grounds, **called, "node_epsilons": parts})
     return content
-
-
-def _total(lines: Sequence[Mapping[str, Any]], last: Mapping[str, Any] | None, name: str) -> int | None:
-    """A count summed over the lines of the seed of `last`; null, as in round 0, counts nothing."""
-    return None if last is None else sum(line.get(name) or 0 for line in lines if line["seed"] == last["seed"])
 
 
 def _values(lines: Sequence[Mapping[str, Any] | None], name: str) -> list[float | None]:
@@ -316,7 +315,7 @@ def format_spread(name: str, value: Mapping[str, Any] | None) -> str:
 def write_results(
     path: Path,
     lanes: Mapping[tuple[str, int], Mapping[str, Any]],
-    lines: Sequence[Mapping[str, Any]],
+    last: Mapping[tuple[str, int], Mapping[str, Any]],
     settings: Mapping[str, Mapping[str, Any]],
     privacy: Mapping[str, Statements],
 ) -> None:
@@ -325,7 +324,7 @@ def write_results(
     Args:
         path: of the file.
         lanes: (case, seed) -> how it ended, as `Lockstep.run` gives it, in the order of the rows.
-        lines: of metrics.jsonl.
+        last: (case, seed) -> its last line, as `Lines.ends` gives it.
         settings: case -> the options that vary.
         privacy: case -> function from the rounds that ran, and totals by name, to statements.
 
@@ -333,7 +332,6 @@ def write_results(
         - resumed equals uninterrupted, byte for byte, but for the last column, the seconds that the rounds took.
         - no two columns have one name: an option named like another column is option_NAME.
     """
-    last = {(line["case"], line["seed"]): line for line in lines}
     metrics = list(dict.fromkeys(name for lane in lanes for name in last.get(lane, ())))[3:]
     options = list(dict.fromkeys(name for case, _ in lanes for name in settings[case]))
     stated = {

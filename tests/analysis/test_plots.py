@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from jaxfl.analysis import plot_run
 from jaxfl.analysis.plots import _COLORS, Panel, draw_panels, legend_below, new_figure, save_figure, seeds_curve
+from jaxfl.core.lines import Lines
 
 PANEL = Panel("train_loss", "training loss")
 
@@ -32,6 +33,10 @@ def _lines(cases=("A", "B"), seeds=(0, 1, 2), rounds=(0, 10, 20), scale=1.0):
     ]
 
 
+def _columns(**options):
+    return Lines(_lines(**options))
+
+
 def _write(folder, lines):
     (folder / "passes" / "0").mkdir(parents=True, exist_ok=True)
     (folder / "passes" / "0" / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -50,7 +55,7 @@ def test_a_run_is_drawn_from_its_metrics_alone(tmp_path):
 
 
 def test_lines_are_means_and_bands_reach_from_the_smallest_to_the_largest_seed():
-    figure = draw_panels(_lines(), [PANEL], "a title")
+    figure = draw_panels(_columns(), [PANEL], "a title")
     (axes,) = figure.axes
     assert len(axes.lines) == 2
     np.testing.assert_array_equal(axes.lines[0].get_xdata(), [10, 20])
@@ -94,7 +99,7 @@ def _with_costs():
 )
 def test_curves_against_any_cost(tmp_path, monkeypatch, x, label, places, tick):
     """And the same in the picture of a run."""
-    figure = draw_panels(_with_costs(), [PANEL], "", x=x)
+    figure = draw_panels(Lines(_with_costs()), [PANEL], "", x=x)
     (axes,) = figure.axes
     assert axes.get_xlabel() == label
     np.testing.assert_allclose(np.asarray(axes.lines[0].get_xdata()), places)
@@ -118,19 +123,19 @@ def test_costs_that_no_line_has_are_refused(tmp_path):
 
 def test_a_case_without_the_cost_is_left_out():
     lines = [{**line, "total_joules": 1.0 * line["round"]} for line in _lines() if line["case"] == "A"]
-    figure = draw_panels([*lines, *_lines(cases=("B",))], [PANEL], "", x="joules")
+    figure = draw_panels(Lines([*lines, *_lines(cases=("B",))]), [PANEL], "", x="joules")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A"]
 
 
 def test_one_seed_has_no_band():
-    figure = draw_panels(_lines(seeds=(0,)), [PANEL], "")
+    figure = draw_panels(_columns(seeds=(0,)), [PANEL], "")
     assert len(figure.axes[0].collections) == 0
     assert "one seed" in figure.legends[0].get_title().get_text()
 
 
 def test_cases_differ_in_color_and_dashes():
     cases = [f"v{number}" for number in range(9)]
-    figure = draw_panels(_lines(cases=cases), [PANEL], "")
+    figure = draw_panels(_columns(cases=cases), [PANEL], "")
     # `get_linestyle` says "--" for every kind of dashes.
     styles = [(line.get_color(), getattr(line, "_dash_pattern")) for line in figure.axes[0].lines]  # noqa: B009
     assert len(set(map(str, styles))) == 9
@@ -140,7 +145,7 @@ def test_cases_differ_in_color_and_dashes():
 def test_of_many_cases_the_best_five_are_drawn_over_the_others_in_grey():
     cases = [f"v{number}" for number in range(13)]
     ranked = cases[::-1]
-    axes, *_ = (figure := draw_panels(_lines(cases=cases), [PANEL], "", ranked=ranked)).axes
+    axes, *_ = (figure := draw_panels(_columns(cases=cases), [PANEL], "", ranked=ranked)).axes
     front, grey = axes.lines[-5:], axes.lines[:-5]
     assert [line.get_color() for line in front] == list(_COLORS[:5])
     assert {line.get_color() for line in grey} == {"0.75"}
@@ -148,7 +153,7 @@ def test_of_many_cases_the_best_five_are_drawn_over_the_others_in_grey():
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ranked[:5]
     assert "the best 5 of 13 in the closing table, the others in grey" in legend.get_title().get_text()
-    few = draw_panels(_lines(cases=cases[:12]), [PANEL], "", ranked=ranked)
+    few = draw_panels(_columns(cases=cases[:12]), [PANEL], "", ranked=ranked)
     assert len({line.get_color() for line in few.axes[0].lines}) == len(_COLORS)
 
 
@@ -158,7 +163,7 @@ def test_log_scale_only_where_a_positive_loss_spans_much(values, scale):
         {"case": "A", "seed": 0, "round": number, "train_loss": value, "test_accuracy": value}
         for number, value in enumerate(values)
     ]
-    figure = draw_panels(lines, [PANEL, Panel("test_accuracy", "accuracy", is_accuracy=True)], "")
+    figure = draw_panels(Lines(lines), [PANEL, Panel("test_accuracy", "accuracy", is_accuracy=True)], "")
     assert [axes.get_yscale() for axes in figure.axes] == [scale, "linear"]
 
 
@@ -168,16 +173,16 @@ def test_an_interrupted_run_is_drawn_as_far_as_it_came(tmp_path):
     with open(tmp_path / "passes" / "0" / "metrics.jsonl", "a") as file:
         file.write('{"case": "B", "se')
     assert plot_run(tmp_path)[0].exists()
-    curve = seeds_curve([line for line in lines if line["case"] == "B"], "train_loss")
+    curve = seeds_curve(Lines(lines).by_case()["B"], "train_loss")
     np.testing.assert_allclose(curve.mean, [0.15, 0.075])
-    assert seeds_curve(lines, "absent").x.size == 0
+    assert seeds_curve(Lines(lines), "absent").x.size == 0
 
 
 def test_a_case_without_a_metric_and_a_single_evaluation_are_drawn(tmp_path):
     lines = _lines(cases=("A",), rounds=(0,))
     _write(tmp_path, lines)
     assert plot_run(tmp_path)[0].exists()
-    figure = draw_panels([*_lines(cases=("A",)), {"case": "B", "seed": 0, "round": 5}], [PANEL], "")
+    figure = draw_panels(Lines([*_lines(cases=("A",)), {"case": "B", "seed": 0, "round": 5}]), [PANEL], "")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["A"]
 
 

@@ -14,6 +14,7 @@ from experiments import EXPERIMENTS
 from jaxfl.analysis.plots import X_AXES, seeds_curve
 from jaxfl.channel import count, ledger, node_work
 from jaxfl.core import ArgumentError
+from jaxfl.core.lines import Lines
 from jaxfl.frame import main
 from jaxfl.frame.run import with_ledgers
 from jaxfl.models import mlp
@@ -52,7 +53,7 @@ def test_curves_of_a_run_that_has_ended_are_drawn_again_against_a_cost(finished,
     assert train("privsgp_vr", tmp_path / "run", "--resume", "--x", x) == 0
     axes = {one.get_ylabel(): one for one in drawn["training.png"].axes}
     assert {one.get_xlabel() for one in axes.values()} == {X_AXES[x].label}
-    curve = seeds_curve(run_lines(finished), "test_accuracy", X_AXES[x].totals)
+    curve = seeds_curve(Lines(run_lines(finished)), "test_accuracy", X_AXES[x].totals)
     (line,) = axes["test accuracy, mean over nodes"].lines
     np.testing.assert_allclose(np.asarray(line.get_xdata()), curve.x)
     assert len({*curve.x.tolist()}) == 3

@@ -1,24 +1,28 @@
 """A command that two processes run together: who writes and tells, and what is refused."""
 
 import re
+import signal
+import time
 
 import pytest
 from processes import at_once, free_port
 from run_files import begun, run_bytes
 
+from jaxfl.frame.partners import GONE, HEARTBEAT_SECONDS
 from jaxfl.training import read_results, read_run
 
 pytestmark = pytest.mark.slow
-RUN = "-m experiments.privsgp_vr --method PrivSGP-VR --hidden 8 --iterations 6 --evaluate-every 2".split()
+RUN = "-m experiments.privsgp_vr --method PrivSGP-VR --hidden 8 --evaluate-every 2".split()
 RUN += "--batch-size 2 --seeds 0 1 --noise-std 0.1 --compilation-cache off --quiet".split()
-EIGHT = ["--nodes", "8"]
+EIGHT = ["--nodes", "8", "--iterations", "6"]
 
 
-def both(out, *options, of_second=()):
+def both(out, *options, of_second=(), meanwhile=None):
     """Exit codes and texts of two processes with two devices each; the second has options of its own."""
     place = ["--distributed", "--coordinator", f"localhost:{free_port()}", "--num-processes", "2", "--out", out]
     more = ((), of_second)
-    return at_once([[*RUN, *place, *options, *more[index], "--process-id", index] for index in (0, 1)])
+    commands = [[*RUN, *place, *options, *more[index], "--process-id", index] for index in (0, 1)]
+    return at_once(commands, meanwhile=meanwhile, seconds=600)
 
 
 def without_libraries(text):
@@ -46,7 +50,12 @@ def test_process_0_alone_writes_and_tells_and_the_run_goes_on_nowhere_twice(tmp_
 @pytest.mark.parametrize(
     ("options", "of_second", "teller", "sentence"),
     [
-        (["--nodes", "6"], (), 0, "error: --devices: must divide the number of nodes; got 4 devices for 6 nodes."),
+        (
+            ["--nodes", "6", "--iterations", "6"],
+            (),
+            0,
+            "error: --devices: must divide the number of nodes; got 4 devices for 6 nodes.",
+        ),
         (
             [*EIGHT, "--devices", "2"],
             (),
@@ -65,3 +74,39 @@ def test_what_is_refused_is_told_once_and_leaves_nothing(tmp_path, options, of_s
     assert len(told[teller]) == 1
     assert told[teller][0].startswith(sentence)
     assert not (tmp_path / "run").exists()
+
+
+LONG = ["--nodes", "8", "--iterations", "40", "--checkpoint-every", "2"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """The bytes of a run of two processes that live."""
+    out = tmp_path_factory.mktemp("whole") / "run"
+    assert [code for code, _ in both(out, *LONG)] == [0, 0]
+    return run_bytes(out)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_process_whose_partner_is_killed_ends_in_a_sentence_and_both_resume(killed, uninterrupted, tmp_path):
+    died = []
+
+    def kill(processes):
+        while len(run_bytes(tmp_path / "run").splitlines()) < 6 and all(one.poll() is None for one in processes):
+            time.sleep(0.1)
+        processes[killed].kill()
+        processes[1 - killed].wait(HEARTBEAT_SECONDS + 30)
+        died.append(processes[1 - killed].returncode)
+
+    ends = both(tmp_path / "run", *LONG, meanwhile=kill)
+    assert ends[killed][0] == -signal.SIGKILL
+    assert died[0] > 0
+    told = without_libraries(ends[1 - killed][1]).splitlines()
+    described = told.index(next(line for line in told if line.startswith(GONE)))  # by process 0, before it trains
+    assert told[described:] == told[-1:], told
+    assert killed or not described, told
+    assert re.fullmatch(rf"{GONE}.*; the same commands with --resume go on from the last checkpoint", told[-1])
+    assert not re.search(r"stack trace|^ *@ +0x|^[EF]\d{4} ", ends[1 - killed][1], flags=re.M)
+    assert run_bytes(tmp_path / "run") != uninterrupted
+    assert [code for code, _ in both(tmp_path / "run", *LONG, "--resume")] == [0, 0]
+    assert run_bytes(tmp_path / "run") == uninterrupted

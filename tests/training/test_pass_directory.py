@@ -33,13 +33,13 @@ def written(tmp_path):
 def test_lines_are_read_back_and_a_half_written_one_is_left_out(written, tmp_path):
     one, whole = written
     assert [line["round"] for line in one.lines()] == [0, 0, 10, 10, 20, 20]
-    assert one.lines()[0]["test_loss"] == 1.0 / 3
+    assert next(one.lines())["test_loss"] == 1.0 / 3
     (tmp_path / "metrics.jsonl").write_bytes(whole[:-1])
-    assert len(directory(tmp_path).lines()) == 5
+    assert len([*directory(tmp_path).lines()]) == 5
     for damaged in (whole[:30] + whole[40:], b"{}\n" + whole, b"[" * 10**5 + b"\n" + whole, b"[1]\n" + whole):
         (tmp_path / "metrics.jsonl").write_bytes(damaged)
         with pytest.raises(ArgumentError, match=r"^out: .* must hold JSON lines with case, seed, round; line 1 does"):
-            directory(tmp_path).lines()
+            list(directory(tmp_path).lines())
 
 
 @pytest.mark.parametrize("order", [(0, 1, 1), (0, 4, 2), (2, 0)])
@@ -47,7 +47,7 @@ def test_a_lane_whose_rounds_do_not_ascend_is_refused(order, written, tmp_path):
     lines = written[1].splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_bytes(b"".join(lines[index] for index in order))
     with pytest.raises(ArgumentError, match=rf"every line once, .*; line {len(order)} has round \d+ of A, "):
-        directory(tmp_path).lines()
+        list(directory(tmp_path).lines())
 
 
 @pytest.mark.parametrize("kept", range(7))
@@ -61,7 +61,7 @@ def test_exactly_the_lines_up_to_the_checkpoint_remain(kept, written, tmp_path):
     assert path.read_bytes() == expected
     assert (tmp_path / "metrics.before.jsonl").exists() == (kept == 0)
     one.append([_line("A", 0, 30)])
-    assert len(one.lines()) == kept + 1
+    assert len([*one.lines()]) == kept + 1
 
 
 def test_an_end_holds_only_with_its_lines(written, tmp_path):
@@ -116,7 +116,7 @@ def test_a_file_that_another_program_changed_is_not_appended_to(vanished, writte
     ):
         one.append([_line("A", 0, 30)])
     with pytest.raises(OSError, match="was changed by another program"):
-        one.lines()
+        list(one.lines())
     assert not vanished or not path.exists()
 
 
@@ -124,4 +124,4 @@ def test_lines_refuse_what_is_not_json(tmp_path):
     one = directory(tmp_path)
     with pytest.raises(ValueError, match="JSON compliant"):
         one.append([{"loss": 1.0}, {"loss": float("nan")}])
-    assert one.lines() == []
+    assert [*one.lines()] == []

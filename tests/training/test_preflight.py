@@ -117,11 +117,15 @@ class TestPrediction:
         costly = compiled(lambda: jnp.sort(jnp.sin(jnp.arange(10.0**6, dtype=jnp.float32)))[: 250 * 1000])
         assert predicted_peak(INPUTS, STATE, costly, []).working >= 4 * MEGABYTE
 
-    def test_the_line_names_the_largest_case_and_counts_inputs_as_free(self, monkeypatch):
+    @pytest.mark.parametrize(("resident", "held", "total"), [(0, "1.0", "2.5"), (3, "3.0", "4.5")])
+    def test_the_line_names_the_largest_case_and_what_is_held(self, resident, held, total, monkeypatch):
+        """Inputs on an accelerator; on a CPU the process, which has them."""
         monkeypatch.setattr(memory, "available_bytes", lambda: 7 * MEGABYTE)
+        monkeypatch.setattr(memory, "resident_bytes", lambda: resident * MEGABYTE)
         small, large = PeakMemory(MEGABYTE, MEGABYTE, 0), PeakMemory(MEGABYTE, MEGABYTE, MEGABYTE // 2)
-        assert peak_text({"A": large}) == "predicted peak memory 2.5 MB of 8.0 MB free"
-        assert peak_text({"A": small, "B": large}) == "predicted peak memory 2.5 MB of 8.0 MB free (B)"
+        line = f"predicted peak memory {total} MB: {held} MB held, 1.5 MB more of 7.0 MB free"
+        assert peak_text({"A": large}) == line
+        assert peak_text({"A": small, "B": large}) == f"{line} (B)"
 
     @pytest.mark.parametrize(("node_loop", "named"), [("vmap", True), ("chunk:2", True), ("map", False)])
     def test_the_refusal_names_what_there_is_to_choose(self, monkeypatch, node_loop, named):

@@ -8,6 +8,7 @@ import rich.console
 from toy_problem import toy_case, train_toy
 
 from jaxfl.core import ArgumentError
+from jaxfl.core.lines import Lines
 from jaxfl.training import read_run, summary_table
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.summary import format_spread, spread, summarize_run
@@ -163,11 +164,13 @@ def test_spreads():
 
 
 def test_a_count_is_summed_over_its_lines_and_a_metric_taken_from_the_last():
-    lines = [
-        {"case": "A", "seed": 0, "round": 0, "train_loss": None, "dropped": None},
-        {"case": "A", "seed": 0, "round": 5, "train_loss": 3.0, "dropped": 4},
-        {"case": "A", "seed": 0, "round": 10, "train_loss": 1.0, "dropped": 2},
-    ]
+    lines = Lines(
+        [
+            {"case": "A", "seed": 0, "round": 0, "train_loss": None, "dropped": None},
+            {"case": "A", "seed": 0, "round": 5, "train_loss": 3.0, "dropped": 4},
+            {"case": "A", "seed": 0, "round": 10, "train_loss": 1.0, "dropped": 2},
+        ]
+    )
     record = {
         "until": 10,
         "status": "finished",

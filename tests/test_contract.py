@@ -187,6 +187,18 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
         assert_same(draws.noise, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize(("name", "kind"), cases())
+def test_no_two_leaves_of_an_eager_state_share_a_buffer(name, kind):
+    """Nor does one lie in the data: whoever donates a state deletes nothing else. `init` runs outside of jit."""
+    c = case(name, kind)
+    states = [c.algorithm.init(KEY, c.data)]
+    if kind == "mini_batch":  # an eager round takes seconds
+        states.append(c.algorithm.update(states[0], c.data, c.draw(KEY, states[0]))[0])
+    for state in states:
+        places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((state, c.data)) if leaf.size]
+        assert len(set(places)) == len(places)
+
+
 @pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
 def test_round_is_update_after_draw(name, kind):
     c = case(name, kind)

@@ -163,8 +163,10 @@ def ali_dpfl(
         clients.check_data(task, data)
         constants.check_data(data)
         unknown = jnp.zeros(data.num_nodes, jnp.float32)
+        params = task.init(purpose_key(key, Purpose.INIT))
+        way.init(key, params, data.num_nodes)
         return State(
-            params=task.init(purpose_key(key, Purpose.INIT)),
+            params=params,
             num_steps=jnp.minimum(1, limits()[1]),
             iterations=jnp.int32(0),
             constants=Constants(unknown, unknown, unknown),

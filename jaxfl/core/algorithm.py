@@ -33,7 +33,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.info import Info
 from jaxfl.core.keys import Key
-from jaxfl.core.tree import number_type
+from jaxfl.core.tree import number_type, with_own_buffers
 from jaxfl.core.types import Array, FederatedData, PyTree
 
 State = Any
@@ -78,6 +78,7 @@ class Algorithm(NamedTuple):
     tests/algorithms/test_float64.py):
         - state in and state out have the same structure, shapes and dtypes.
         - a round is a function of (key, round index, state, data) alone.
+        - no two leaves of a state share a buffer, so that its owner may donate it.
         - round equals update after draw.
         - with JAX_ENABLE_X64, params in float64 stay so and are not rounded to float32, or `init` refuses them.
     """
@@ -190,6 +191,8 @@ def algorithm(init, draw, update, node_params, upkeep=None, nodes=None) -> Algor
                 check_num_nodes(nodes[0], by_name["data"], nodes[1])
             try:
                 result = part(*args)
+                if part is init:
+                    return with_own_buffers(result)
                 if part not in (update, round) or type(result[0]) is type(state):
                     return result
             except AttributeError as error:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
-from jaxfl.core.tree import number_type, weighted_sum
+from jaxfl.core.tree import number_type, weighted_sum, with_new_arrays
 from jaxfl.core.types import Array, FederatedData, PyTree, Task, Variables
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def from_functions(
             if not hasattr(leaf, "dtype"):
                 found = f"{jax.tree_util.keystr(path) or 'init'} is {leaf!r}"
                 raise ArgumentError("init", "must return arrays", found, "Use eqx.filter(module, eqx.is_array), say.")
-        return params
+        return with_new_arrays(params)
 
     def losses(params, inputs, labels):
         return of_samples("loss", loss(params, inputs, labels), inputs)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxfl.core.check import is_traced
 from jaxfl.core.devices import NODES, num_shares, on_each_device
 from jaxfl.core.types import Array, PyTree
 
@@ -39,6 +40,37 @@ def copied(tree: PyTree) -> PyTree:
         [1.0, 1.0]
     """
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def with_new_arrays(tree: PyTree) -> PyTree:
+    """The tree with its JAX arrays copied: who donates it does not delete the originals."""
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def with_own_buffers(tree: PyTree) -> PyTree:
+    """The tree with a copy of each array that an earlier leaf holds: a program may then be given all of them to reuse.
+
+    Examples:
+        >>> one = jnp.ones(2)
+        >>> first, second = with_own_buffers((one, one))
+        >>> first is one, second is one
+        (True, False)
+    """
+    held = set()
+
+    def own(leaf):
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        # Two leaves that are one traced array become one array where the trace is of an eager `vmap`.
+        if is_traced(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            buffers = {id(leaf)}
+        else:
+            buffers = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
+        leaf = jnp.copy(leaf) if held & buffers else leaf
+        held.update(buffers)
+        return leaf
+
+    return jax.tree.map(own, tree)
 
 
 def descend(start: PyTree, step_size: Array, direction: PyTree) -> PyTree:

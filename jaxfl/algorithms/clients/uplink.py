@@ -82,7 +82,8 @@ class Uplink(NamedTuple):
         is_private: whether updates are clipped and released with noise, and clients drawn independently.
         bits: of one number of an update; a number of the model state takes 32.
         check: (task, clients) -> None; raises for a task or clients that private updates do not protect.
-        init: (key, params) -> None; raises for params that are not of the noise's type.
+        init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, and for links
+            that are not those of so many clients.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
             they are not drawn independently) -> (active (c,), `UplinkDraws`).
         send: (draws, active (c,), weights (c,), losses (c,), the server's `Variables`, `Updates`) -> `Received`.
@@ -91,7 +92,7 @@ class Uplink(NamedTuple):
     is_private: bool
     bits: float
     check: Callable[[Task, LocalSteps], None]
-    init: Callable[[Key, PyTree], None]
+    init: Callable[[Key, PyTree, int], None]
     draw: Callable[..., tuple[Array, UplinkDraws]]
     send: Callable[[Any, Array, Array, Array, Variables, Updates], Received]
 
@@ -122,9 +123,11 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         if updates is not None:
             updates.check(task, clients)
 
-    def init(key, params):
+    def init(key, params, num_nodes):
         if updates is not None:
             jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
+        if links is not None:
+            jax.eval_shape(lambda: links.draw_to_server(key, 0, num_nodes))  # which refuses links that do not fit
 
     def draw(key, round_index, params, num_nodes, num_active, choose):
         of_links = None if links is None else links.draw_to_server(key, round_index, num_nodes)

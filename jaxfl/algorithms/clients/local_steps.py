@@ -43,6 +43,7 @@ from jaxfl.core import (
     check,
     node_keys,
     purpose_key,
+    stream_key,
 )
 from jaxfl.core.algorithm import check_optimizer, constructor
 from jaxfl.core.devices import varying_like
@@ -71,8 +72,9 @@ class LocalSteps(NamedTuple):
         weighting: "data" or "uniform", the rule of `weigh`.
         steps_at: round index () -> the steps that run in it, (), int32.
         check_data: (task, data) -> None; raises for data that `init` must refuse.
-        draw: (key, round index, active (k,), data, task, number of steps or None) -> `StepDraws`. A client's draws do
-            not depend on who else is active.
+        draw: (key, round index, active (k,), data, task, number of steps or None, stream=0) -> `StepDraws`. A client's
+            draws do not depend on who else is active. A second draw of a round takes another `stream`
+            (`core.stream_key`).
         steps: (data, active (k,), draws) -> `Step` with leaves (k, tau, ...).
         mean: (losses (c,), mask (c,)) -> the mean loss of a step, ().
         gradient_of: (task, data) -> the gradient of a `Step` by the whole model of a task.
@@ -120,8 +122,10 @@ def local_steps(
     Args:
         max_steps: tau, static, the most steps of a round.
         batch_size: b, samples in a step; the batches of different steps are independent.
-        optimizer: any optax optimizer, or a function of the round index that gives it (`client_sgd` does), for
-            schedules over rounds. Its state is new in each round. Its numbers may be traced.
+        optimizer: any optax optimizer, or a function of the round index that gives it (`client_sgd` does). Its state
+            is new in each round: a schedule counts the steps of one round, and moments begin at 0. Pass a function of
+            the round index for a schedule over rounds; moments that live through the run are the server's
+            (`fed_avg(server_optimizer=...)`). Its numbers may be traced.
         sampler: batch size -> how a step's batch is drawn. `jaxfl.gradients.fixed`: without repetition; a client with
             fewer samples uses all of them, and the mean is over those used. `poisson` and `uniform`: the mean is the
             sum over b, and no client may hold fewer samples.
@@ -205,7 +209,8 @@ def local_steps(
         check.per_node(data.num_nodes, noise=own_scales)
         check_types(task, data, noise)
 
-    def draw(key, round_index, active, data, task, override=None):
+    def draw(key, round_index, active, data, task, override=None, *, stream=0):
+        key = stream_key(key, stream)
         sizes, count = data.sizes[active], count_or_none(round_index, override)
 
         def step_keys(purpose):

@@ -82,8 +82,8 @@ class Uplink(NamedTuple):
         is_private: whether updates are clipped and released with noise, and clients drawn independently.
         bits: of one number of an update; a number of the model state takes 32.
         check: (task, clients) -> None; raises for a task or clients that private updates do not protect.
-        init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, and for links
-            that are not those of so many clients.
+        init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, or links of
+            another number of clients.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
             they are not drawn independently) -> (active (c,), `UplinkDraws`).
         send: (draws, active (c,), weights (c,), losses (c,), the server's `Variables`, `Updates`) -> `Received`.

@@ -16,6 +16,7 @@ from registry import REGISTRY
 
 import jaxfl
 from jaxfl.core import Purpose, purpose_key
+from jaxfl.core.info import Discarded, Fatal
 from jaxfl.core.tree import squared_norm
 from jaxfl.gradients import fixed, mini_batch, poisson, saga, uniform
 
@@ -144,7 +145,9 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
         assert (before.shape, before.dtype, before.weak_type) == (after.shape, after.dtype, after.weak_type)
     assert int(state.round_index) == 6
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(infos))
-    assert {numbers.dtype for numbers in infos.counts.values()} == {np.dtype("int32")}
+    assert {numbers.dtype for numbers in jax.tree.leaves(infos.counts)} == {np.dtype("int32")}
+    marked = {name for name, count in infos.counts.items() if isinstance(count, Fatal | Discarded)}
+    assert marked == {"batch_overflow", "prefetch_misses", "discarded_gradients"} & {*infos.counts}
     assert {numbers.dtype for numbers in infos.measurements.values()} == {np.dtype("float32")}
     for field, dtype in COUNTED.items():
         counts = getattr(infos, field)

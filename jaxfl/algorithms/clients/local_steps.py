@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.algorithm import check_optimizer, constructor
 from jaxfl.core.devices import varying_like
+from jaxfl.core.info import Fatal
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import number_type
@@ -81,7 +82,7 @@ class LocalSteps(NamedTuple):
         run: (gradient of a step, params, model state, what each step gets (tau, ...), round index, number of steps or
             None) -> (params, model state, `Info`) after one client's steps: means over steps of measurements, sums of
             counts, each ().
-        counts: (steps, draws, round index) -> counts of the active clients' steps by name, (k,), int32.
+        counts: (steps, draws, round index) -> `Info.counts` of the active clients' steps, (k,), int32.
         weigh: (data, active (k,)) -> the weights of the active clients, (k,), float32.
     """
 
@@ -100,7 +101,7 @@ class LocalSteps(NamedTuple):
     mean: Callable[[Array, Array], Array]
     gradient_of: Callable[[Task, FederatedData], GradientOf]
     run: Callable[..., tuple[PyTree, PyTree, Info]]
-    counts: Callable[[Step, StepDraws, Array], dict[str, Array]]
+    counts: Callable[[Step, StepDraws, Array], dict[str, Any]]
     weigh: Callable[[FederatedData, Array], Array]
 
 
@@ -323,10 +324,10 @@ def local_steps(
 
     def counts_of(steps, draws, round_index):
         """Count gradients, samples that found no slot in a Poisson batch, and the iterations that cost privacy."""
-        counts = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
+        counts: dict[str, Any] = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
         counts["forward_evaluations"] = jnp.zeros_like(counts["gradient_evaluations"])
         if scheme.name == "poisson":
-            counts[BATCH_OVERFLOW] = draws.batch_overflow
+            counts[BATCH_OVERFLOW] = Fatal(draws.batch_overflow)
         if is_private:
             counts["local_iterations"] = steps_at(round_index)  # (), of each client
         return counts

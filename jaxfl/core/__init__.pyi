@@ -18,6 +18,7 @@ from jaxfl.core.tasks import from_flax as from_flax
 from jaxfl.core.tasks import from_functions as from_functions
 from jaxfl.core.tasks import scale_images as scale_images
 from jaxfl.core.threefry import one_kernel as one_kernel
+from jaxfl.core.trained import train_only as train_only
 from jaxfl.core.types import Array as Array
 from jaxfl.core.types import FactoredLayer as FactoredLayer
 from jaxfl.core.types import Factors as Factors

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
-from jaxfl.core.tree import number_type, weighted_sum, with_new_arrays
+from jaxfl.core.tree import leaf_names, number_type, weighted_sum, with_new_arrays
 from jaxfl.core.types import Array, FederatedData, PyTree, Task, Variables
 
 if TYPE_CHECKING:
@@ -239,9 +239,8 @@ def check_task(task: Task, data: FederatedData) -> None:
         ArgumentError: parameters of another type, an unknown label, or a loss that mixes samples.
     """
     shapes = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
-    for path, leaf in jax.tree.leaves_with_path(shapes):
+    for name, leaf in leaf_names(shapes).items():
         if leaf.dtype not in (jnp.float32, jnp.float64):
-            name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
             remedy = "Keep counters out of the parameters; compute_dtype makes layers run in bfloat16."
             raise ArgumentError("params", "must be float32 or float64", f"{name} is {leaf.dtype}", remedy)
     if is_traced(data.inputs) or is_traced(data.labels):

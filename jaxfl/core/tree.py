@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +41,20 @@ def copied(tree: PyTree) -> PyTree:
         [1.0, 1.0]
     """
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def leaf_names(tree: PyTree) -> dict[str, Any]:
+    """The leaves by their paths, in the order of `jax.tree.leaves`, of any registered class; a bare array is "params".
+
+    Examples:
+        >>> list(leaf_names({"dense": {"kernel": 1, "bias": 2}, "scales": [3]}))
+        ['dense/bias', 'dense/kernel', 'scales/0']
+    """
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in pairs]
+    if len(set(names)) < len(names):  # possible where a key holds a "/"
+        names = [jax.tree_util.keystr(path) for path, _ in pairs]
+    return dict(zip(names, (leaf for _, leaf in pairs), strict=True))
 
 
 def with_new_arrays(tree: PyTree) -> PyTree:

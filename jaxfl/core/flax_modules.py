@@ -52,6 +52,9 @@ def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) 
             random streams; from `evaluate`, outputs that depend on random numbers.
     """
     module = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
+    if not isinstance(module, nnx.Module):
+        found, remedy = f"got {type(module).__name__}", "Return MyModule(..., rngs=rngs)."
+        raise ArgumentError("make_module", "must return an nnx module", found, remedy)
     trained_part = nnx.All(nnx.Param, trainable)
     _, trained, frozen, rest = nnx.split(module, trained_part, nnx.Param, ...)
     _refuse_others(module, rest)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array
 
 
@@ -108,6 +109,7 @@ def check_info(info: Info) -> None:
         info: of `Algorithm.round`, or of several rounds, stacked by `jax.lax.scan`. It is fetched from the device.
 
     Raises:
+        ArgumentError: what is no info.
         FatalCount: a `Fatal` count is above 0: samples without room in a batch, table rows that were not read ahead;
             or a `Discarded` one, which `train` lets pass: gradients or updates that were not finite.
 
@@ -118,6 +120,9 @@ def check_info(info: Info) -> None:
         ...
         jaxfl.core.info.FatalCount: batch_overflow: must stay 0; got 6 in all, first 6 at position 1 ...
     """
+    if not isinstance(info, Info):
+        found, remedy = f"got {type(info).__name__}", "Pass the second result of a round."
+        raise ArgumentError("info", "must be a jaxfl.Info", found, remedy)
     marked = [(name, count) for name, count in info.counts.items() if isinstance(count, Fatal | Discarded)]
     for name, count in sorted(marked, key=lambda each: isinstance(each[1], Discarded)):
         values = np.asarray(count.number)

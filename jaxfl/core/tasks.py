@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.core import check
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
 from jaxfl.core.tree import leaf_names, number_type, weighted_sum, with_new_arrays
@@ -92,7 +93,8 @@ def from_functions(
         node_loop: see `jaxfl.core.node_loop`.
 
     Raises:
-        ArgumentError: on use, params with a leaf that is no array, or a loss or metric that is not one number a sample.
+        ArgumentError: what is no such function; on use, params with a leaf that is no array, or a loss or metric that
+            is not one number a sample.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -100,6 +102,8 @@ def from_functions(
         >>> task.loss(jnp.ones(3), jnp.ones((2, 3)), jnp.zeros(2)).tolist()
         [9.0, 9.0]
     """
+    check.takes(1, init=init)
+    check.takes(3, loss=loss)
 
     def params_of(key):
         params = init(key)
@@ -170,6 +174,7 @@ def from_flax(
         remedy = "Pass lambda rngs: MyModule(..., rngs=rngs)"
         remedy = "Pass its init and apply to from_functions." if is_linen else f"{remedy}, which draws parameters anew."
         raise ArgumentError("make_module", "must be a function that makes an nnx module", found, remedy)
+    check.takes(1, make_module=make_module)
     module = functions_of(make_module, trainable)
 
     def apply(variables, inputs):

@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.tree import leaf_names, with_new_arrays
 from jaxfl.core.types import Factors, Part, PyTree, Task
 
 
+@constructor
 def train_only(
     task: Task, trained: str | Sequence[str] | Callable[[str, Any], bool], constants: PyTree | None = None
 ) -> Task:

@@ -1,6 +1,9 @@
 # pyright: reportArgumentType=false
 """Rounds inside of a caller's own program: states that are given away, second draws, numbers of one's own."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,11 +11,13 @@ import optax
 import pytest
 from flax import nnx
 from helpers import refused
-from problems import problem, small_task, statistics_task, uneven_data
+from problems import Problem, problem, small_task, statistics_task, uneven_data
+from registry import REGISTRY
 
 import jaxfl
 from jaxfl import graphs
 from jaxfl.core import Purpose, RunKey, purpose_key, stream_key
+from jaxfl.core.tree import leaf_names
 
 KEY, DATA = jax.random.key(3), uneven_data()
 STEPS = jaxfl.local_steps(2, batch_size=2, optimizer=optax.sgd(0.1))
@@ -80,6 +85,55 @@ def test_streams_of_a_round_are_independent_and_the_first_is_the_plain_draw(base
             assert all((a != b).any() for a, b in zip(one, other, strict=True))
     refused(lambda: stream_key(base, -1), "stream")
     assert isinstance(stream_key(base, 1), RunKey) == isinstance(base, RunKey)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    """A module as equinox has them: registered, with arrays, another module and something static."""
+
+    kernel: jax.Array
+    inner: Any = None
+    scale: float = dataclasses.field(default=1.0, metadata={"static": True})
+
+    def __call__(self, inputs):
+        hidden = inputs @ self.kernel * self.scale
+        return hidden if self.inner is None else self.inner(jnp.tanh(hidden))
+
+
+def by_class(key):
+    first, second = jax.random.normal(key, (6, 4), jnp.float32), jnp.ones((4, 3))
+    return Model(first, Model(second), scale=0.5)
+
+
+def by_name(key):
+    model = by_class(key)
+    return {"first": model.kernel, "second": model.inner.kernel}
+
+
+def loss_of(outputs):
+    return lambda params, inputs, labels: jaxfl.core.cross_entropy(outputs(params, inputs), labels)
+
+
+MODELS = (
+    jaxfl.from_functions(by_class, loss_of(lambda model, inputs: model(inputs))),
+    jaxfl.from_functions(by_name, loss_of(lambda p, x: Model(p["first"], Model(p["second"]), scale=0.5)(x))),
+)
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*REGISTRY} - {"embracing", "width_reduction", "partial_averaging"})
+)  # need blocks
+def test_a_registered_class_runs_the_same_program_as_a_dictionary(name):
+    """Instruction by instruction, under a clip norm and noise."""
+    row, programs = REGISTRY[name], []
+    for task in MODELS:
+        example = row.example(lambda hidden, task=task: task)
+        learner = Problem(row, example, DATA).algorithm(**({"clip_norm": 0.5} if row.noise_draws else {}))
+        state = jax.eval_shape(lambda key, learner=learner: learner.init(key, DATA), KEY)
+        programs.append(str(jax.make_jaxpr(learner.round)(KEY, state, DATA)))
+        assert len(leaf_names(state.params)) == 2
+    assert programs[0] == programs[1]
 
 
 def test_purposes_from_1000_on_are_the_callers():

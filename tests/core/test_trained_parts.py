@@ -171,12 +171,17 @@ def test_a_part_trains_as_the_smaller_network_on_the_outputs_of_the_frozen_layer
 def test_blocks_filters_and_their_mistakes():
     whole = layered(17, 11, 5, 3)
     biases = jaxfl.train_only(whole, lambda path, leaf: path.endswith("bias") and leaf.ndim == 1)
-    assert jaxfl.core.tree.size(biases.init(KEY)) == 11 + 5 + 3
+    assert sum(leaf.size for leaf in jax.tree.leaves(biases.init(KEY))) == 11 + 5 + 3
     assert (biases.blocks, biases.layers, biases.part) == ((), (), None)
     head = jaxfl.train_only(whole, "dense_3")
     assert head.blocks == ("dense_3",) == tuple(layer.name for layer in head.layers)
     zeros = jaxfl.train_only(whole, "dense_3", constants=jax.tree.map(np.zeros_like, WIDE))
+    assert zeros.logits is not None
     np.testing.assert_array_equal(zeros.logits({"dense_3": WIDE["dense_3"]}, np.ones((2, 17), "float32")), 0.0)
+    front, data = jaxfl.train_only(whole, "dense_1"), uneven_data(features=17)
+    learner = jaxfl.d_psgd(front, graph=graphs.ring(5), gradient=jaxfl.mini_batch(2, clip_norm=1.0), step_size=0.1)
+    traced = jax.make_jaxpr(learner.round)(KEY, jax.eval_shape(lambda key: learner.init(key, data), KEY), data)
+    assert products(traced, (17, 11)) > 0 == products(traced, (11, 5))  # through the layers behind, and not by them
     refused(lambda: jaxfl.train_only(whole, "dense_4"), "trained", "dense_1, dense_2, dense_3")
     refused(lambda: jaxfl.train_only(whole, lambda path, leaf: False), "trained", "got none")
     refused(lambda: jaxfl.train_only(whole, "dense_3", constants=head.init(KEY)), "constants", "dense_1/bias")

@@ -115,6 +115,11 @@ MISTAKES = {
         "optimizer=",
     ),
     "schedule of a client's only step": (lambda: steps(optax.sgd(FALLING)), "optimizer", "lambda k: optax.sgd"),
+    "schedule of one step of five": (
+        lambda: jaxfl.local_steps(5, num_steps=1, batch_size=2, optimizer=optax.sgd(FALLING)),
+        "optimizer",
+        "starts anew",
+    ),
     "schedule among numbers": (lambda: steps(optax.inject_hyperparams(optax.sgd)(FALLING)), "optimizer", "client_sgd"),
     "steps collected by clients": (lambda: steps(optax.MultiSteps(optax.sgd(0.1), 4)), "optimizer", "batch_size"),
     "nothing by name": (lambda: jaxfl.fed_avg(TASK), "clients", "fed_avg(task, clients="),

@@ -179,7 +179,8 @@ def local_steps(
     if "MultiStepsState" in state_types:
         requirement, remedy = "must keep no gradients for later: it starts anew in each round", "Raise batch_size."
         raise ArgumentError("optimizer", requirement, "got optax.MultiSteps", remedy)
-    if max_steps == 1 and state_types & {"ScaleByScheduleState", "WrappedScheduleState"}:
+    stays = max_steps == 1 or (isinstance(num_steps, int) and num_steps == 1)
+    if stays and state_types & {"ScaleByScheduleState", "WrappedScheduleState"}:
         requirement = "must be a function of the round index for a schedule over rounds: it starts anew in each round"
         remedy = "Pass lambda k: optax.sgd(schedule(k)), or jaxfl.client_sgd(schedule)."
         raise ArgumentError("optimizer", requirement, "got a schedule that stays at its start", remedy)

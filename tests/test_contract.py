@@ -16,7 +16,6 @@ from registry import REGISTRY
 
 import jaxfl
 from jaxfl.core import Purpose, purpose_key
-from jaxfl.core.info import Discarded, Fatal
 from jaxfl.core.tree import squared_norm
 from jaxfl.gradients import fixed, mini_batch, poisson, saga, uniform
 
@@ -146,7 +145,7 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
     assert int(state.round_index) == 6
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(infos))
     assert {numbers.dtype for numbers in jax.tree.leaves(infos.counts)} == {np.dtype("int32")}
-    marked = {name for name, count in infos.counts.items() if isinstance(count, Fatal | Discarded)}
+    marked = {name for name, count in infos.counts.items() if isinstance(count, tuple)}
     assert marked == {"batch_overflow", "prefetch_misses", "discarded_gradients"} & {*infos.counts}
     assert {numbers.dtype for numbers in infos.measurements.values()} == {np.dtype("float32")}
     for field, dtype in COUNTED.items():
@@ -192,14 +191,12 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
 
 @pytest.mark.parametrize(("name", "kind"), cases())
 def test_no_two_leaves_of_an_eager_state_share_a_buffer(name, kind):
-    """Nor does one lie in the data: whoever donates a state deletes nothing else. `init` runs outside of jit."""
     c = case(name, kind)
-    states = [c.algorithm.init(KEY, c.data)]
+    states = [c.algorithm.init(KEY, c.data)]  # whoever donates it deletes nothing else, and no data
     if kind == "mini_batch":  # an eager round takes seconds
         states.append(c.algorithm.update(states[0], c.data, c.draw(KEY, states[0]))[0])
-    for state in states:
-        places = [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves((state, c.data)) if leaf.size]
-        assert len(set(places)) == len(places)
+    for leaves in ([leaf for leaf in jax.tree.leaves((state, c.data)) if leaf.size] for state in states):
+        assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
 
 
 @pytest.mark.parametrize(("name", "kind"), cases(over_links=True))

@@ -137,6 +137,6 @@ def test_a_registered_class_runs_the_same_program_as_a_dictionary(name):
 
 
 def test_purposes_from_1000_on_are_the_callers():
-    assert max(Purpose) < 1000
+    assert max(Purpose) < 1000, "a number from 1,000 on is promised to callers"
     keys = [purpose_key(KEY, purpose, 2) for purpose in (*Purpose, 1000, 1001)]
     assert len({tuple(np.asarray(jax.random.key_data(key)).tolist()) for key in keys}) == len(keys)

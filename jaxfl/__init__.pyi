@@ -41,6 +41,7 @@ from jaxfl.core import Task as Task
 from jaxfl.core import from_flax as from_flax
 from jaxfl.core import from_functions as from_functions
 from jaxfl.core import run_key as run_key
+from jaxfl.core import train_only as train_only
 from jaxfl.core.info import check_info as check_info
 from jaxfl.data import federate as federate
 from jaxfl.gradients import mini_batch as mini_batch

@@ -144,7 +144,9 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
         assert (before.shape, before.dtype, before.weak_type) == (after.shape, after.dtype, after.weak_type)
     assert int(state.round_index) == 6
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(infos))
-    assert {numbers.dtype for numbers in infos.counts.values()} == {np.dtype("int32")}
+    assert {numbers.dtype for numbers in jax.tree.leaves(infos.counts)} == {np.dtype("int32")}
+    marked = {name for name, count in infos.counts.items() if isinstance(count, tuple)}
+    assert marked == {"batch_overflow", "prefetch_misses", "discarded_gradients"} & {*infos.counts}
     assert {numbers.dtype for numbers in infos.measurements.values()} == {np.dtype("float32")}
     for field, dtype in COUNTED.items():
         counts = getattr(infos, field)
@@ -185,6 +187,16 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
     if "noise" in c.row.noise_draws:
         expected = jaxfl.gaussian(NOISE_SCALE).draw(purpose_key(KEY, Purpose.NOISE, jnp.int32(3)), half.params)
         assert_same(draws.noise, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "kind"), cases())
+def test_no_two_leaves_of_an_eager_state_share_a_buffer(name, kind):
+    c = case(name, kind)
+    states = [c.algorithm.init(KEY, c.data)]  # whoever donates it deletes nothing else, and no data
+    if kind == "mini_batch":  # an eager round takes seconds
+        states.append(c.algorithm.update(states[0], c.data, c.draw(KEY, states[0]))[0])
+    for leaves in ([leaf for leaf in jax.tree.leaves((state, c.data)) if leaf.size] for state in states):
+        assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
 
 
 @pytest.mark.parametrize(("name", "kind"), cases(over_links=True))

@@ -67,6 +67,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.algorithm import constructor
 from jaxfl.core.devices import varying_like
+from jaxfl.core.info import Fatal
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type, replicate, size
 from jaxfl.gradients.per_example import tree_norm
@@ -163,8 +164,10 @@ def ali_dpfl(
         clients.check_data(task, data)
         constants.check_data(data)
         unknown = jnp.zeros(data.num_nodes, jnp.float32)
+        params = task.init(purpose_key(key, Purpose.INIT))
+        way.init(key, params, data.num_nodes)
         return State(
-            params=task.init(purpose_key(key, Purpose.INIT)),
+            params=params,
             num_steps=jnp.minimum(1, limits()[1]),
             iterations=jnp.int32(0),
             constants=Constants(unknown, unknown, unknown),
@@ -232,7 +235,7 @@ def ali_dpfl(
         info = client_info._replace(loss=received.loss).plus(
             counts,
             jax.tree.map(lambda count: jnp.where(ran, count, 0), received.counts),
-            {BATCH_OVERFLOW: draws.steps.batch_overflow + draws.constants.batch_overflow},
+            {BATCH_OVERFLOW: Fatal(draws.steps.batch_overflow + draws.constants.batch_overflow)},
             update_norm=tree_norm(jax.tree.map(jnp.subtract, params, state.params), 2),
             num_steps=tau.astype(jnp.float32),  # a measurement: its mean is over rounds
             rho=rho,  # p-weighted means over clients, as estimated after this round

@@ -131,7 +131,7 @@ def d_psgd(
     if noise is not None:
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
-    links = changing(links)
+    links = changing(links, graph.num_nodes)
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)

@@ -67,6 +67,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import at_round, constructor
+from jaxfl.core.info import Fatal
 from jaxfl.core.tasks import check_sample_losses, check_task, sample_losses
 from jaxfl.gradients import Batch, Sampler, fixed
 from jaxfl.gradients.estimator import gather
@@ -232,7 +233,7 @@ def dzofl(
         none = jnp.zeros(num_senders, jnp.int32)
         info = Info(loss=(above + below).sum() / (2 * q * num_senders * batch_size)).plus(
             {LOST_MESSAGES: 1 - arrived.astype(jnp.int32), QUANTIZER_OVERFLOW: none, **messages.counts},
-            {BATCH_OVERFLOW: batch.overflow},
+            {BATCH_OVERFLOW: Fatal(batch.overflow)},
             broadcast=jnp.sqrt(jnp.mean(broadcast**2)),
             update_norm=update_norm,
             bits_sent=jnp.full(num_senders, q * to_server.bits, jnp.float32),

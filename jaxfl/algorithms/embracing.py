@@ -191,7 +191,7 @@ def embracing(
         classes.check_data(data)
         clients.check_data(task, data)
         params = task.init(purpose_key(key, Purpose.INIT))
-        way.init(key, params)
+        way.init(key, params, data.num_nodes)
         return State(
             params=params,
             model_state=None if task.init_state is None else task.init_state(),

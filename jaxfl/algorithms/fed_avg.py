@@ -125,7 +125,7 @@ def fed_avg(
         check_num_active(num_active, data.num_nodes)
         clients.check_data(task, data)
         params = task.init(purpose_key(key, Purpose.INIT))
-        way.init(key, params)
+        way.init(key, params, data.num_nodes)
         return State(
             params=params,
             optimizer=optimizer.init(params),

@@ -179,7 +179,7 @@ def gradient_tracking(
     )
     unit_noise, clip_order = noise_of(distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
-    links = changing(links)
+    links = changing(links, num_nodes)
     _check_links(links, plan)
     estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if links is None else links.bits

@@ -133,7 +133,7 @@ def partial_averaging(
         n = data.num_nodes
         clients.check_data(task, data)
         params = task.init(purpose_key(key, Purpose.INIT))
-        way.init(key, params)
+        way.init(key, params, n)
         return State(
             params=replicate(params, n),
             model_state=None if task.init_state is None else replicate(task.init_state(), n),

@@ -149,7 +149,7 @@ def push_sum(
         check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
     weights_stay_one = keeps_ones(graph)
-    links = changing(links)
+    links = changing(links, graph.num_nodes)
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)

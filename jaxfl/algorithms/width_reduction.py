@@ -178,7 +178,7 @@ def width_reduction(
         classes.check_data(data)
         clients.check_data(tasks[0], data)
         params = tasks[0].init(purpose_key(key, Purpose.INIT))
-        way.init(key, params)
+        way.init(key, params, data.num_nodes)
         return State(
             params=params,
             model_state=tuple(_init_state(task) for task in tasks) if by_width else _init_state(tasks[0]),

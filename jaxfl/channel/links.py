@@ -109,7 +109,7 @@ class Links(NamedTuple):
         if jnp.ndim(self.success) == 2:
             found, remedy = f"got shape {jnp.shape(self.success)}", "Pass one number, or one for each client."
             raise ArgumentError("success", "must be by sender where a server receives", found, remedy)
-        self._check_num_nodes(num_nodes)
+        self.check_num_nodes(num_nodes)
         rounding, arrived = self.draw_rounding(key, round_index, num_nodes), None
         if self.may_lose:
             arrived = self._arrival_numbers(key, round_index, num_nodes, ()) < jnp.asarray(self.success, jnp.float32)
@@ -131,7 +131,7 @@ class Links(NamedTuple):
         Guarantees:
             - a pair's losses and a node's rounding do not depend on the number of nodes.
         """
-        self._check_num_nodes(num_nodes)
+        self.check_num_nodes(num_nodes)
         rounding = self.draw_rounding(key, round_index, num_nodes)
         if not self.may_lose:
             return LinkDraws(arrived=None, rounding=rounding)
@@ -169,7 +169,8 @@ class Links(NamedTuple):
         keys = node_keys(purpose_key(key, Purpose.ARRIVAL, round_index), num_nodes)
         return jax.vmap(lambda sender: jax.random.uniform(one_kernel(sender), shape, jnp.float32))(keys)
 
-    def _check_num_nodes(self, num_nodes: int) -> None:
+    def check_num_nodes(self, num_nodes: int) -> None:
+        """Refuse `success` of a shape that is neither (), (n,) nor (n, n)."""
         shape = jnp.shape(self.success)
         if shape not in ((), (num_nodes,), (num_nodes, num_nodes)):
             requirement = f"must hold one number, one for each sender, or one for each pair of {num_nodes} nodes"
@@ -225,8 +226,14 @@ def links(
     return Links(success=copied(success), quantizer=quantizer, symmetric=symmetric)
 
 
-def changing(links: Links | None) -> Links | None:
-    """None for links that neither lose nor round, so that an algorithm runs the same program as without links."""
+def changing(links: Links | None, num_nodes: int | None = None) -> Links | None:
+    """None for links that neither lose nor round, so that an algorithm runs the same program as without links.
+
+    Raises:
+        ArgumentError: links that are not those of `num_nodes` nodes, where this number is known.
+    """
+    if links is not None and num_nodes is not None:
+        links.check_num_nodes(num_nodes)
     return None if links is None or (links.quantizer is None and not links.may_lose) else links
 
 

@@ -9,6 +9,7 @@ from jaxfl.core.keys import leaf_key as leaf_key
 from jaxfl.core.keys import node_keys as node_keys
 from jaxfl.core.keys import purpose_key as purpose_key
 from jaxfl.core.keys import run_key as run_key
+from jaxfl.core.keys import stream_key as stream_key
 from jaxfl.core.node_loop import over_nodes as over_nodes
 from jaxfl.core.node_loop import update_over_nodes as update_over_nodes
 from jaxfl.core.tasks import accuracy as accuracy
@@ -17,6 +18,7 @@ from jaxfl.core.tasks import from_flax as from_flax
 from jaxfl.core.tasks import from_functions as from_functions
 from jaxfl.core.tasks import scale_images as scale_images
 from jaxfl.core.threefry import one_kernel as one_kernel
+from jaxfl.core.trained import train_only as train_only
 from jaxfl.core.types import Array as Array
 from jaxfl.core.types import FactoredLayer as FactoredLayer
 from jaxfl.core.types import Factors as Factors

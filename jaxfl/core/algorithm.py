@@ -33,7 +33,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.info import Info
 from jaxfl.core.keys import Key
-from jaxfl.core.tree import number_type
+from jaxfl.core.tree import number_type, with_own_buffers
 from jaxfl.core.types import Array, FederatedData, PyTree
 
 State = Any
@@ -60,6 +60,9 @@ _MEANT = {  # what other libraries call an argument -> forms of it here
 }
 
 
+_NO_DATA = FederatedData(*[None] * 4)  # pyright: ignore[reportArgumentType]
+
+
 class Algorithm(NamedTuple):
     """A learning algorithm over n nodes.
 
@@ -78,6 +81,7 @@ class Algorithm(NamedTuple):
     tests/algorithms/test_float64.py):
         - state in and state out have the same structure, shapes and dtypes.
         - a round is a function of (key, round index, state, data) alone.
+        - no two leaves of a state share a buffer, so that its owner may donate it.
         - round equals update after draw.
         - with JAX_ENABLE_X64, params in float64 stay so and are not rounded to float32, or `init` refuses them.
     """
@@ -112,7 +116,15 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
             found = f"it takes {', '.join(signature.parameters)}"
             remedy = f"Pass {forms[0]}." if forms else "Leave it out."
             raise ArgumentError(name, f"must be an argument of {build.__name__}", found, remedy)
-        given = signature.bind(*args, **kwargs).arguments
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:  # too few, or too many by position
+            needed = [name for name, one in signature.parameters.items() if one.default is one.empty]
+            missing = [name for name in needed[len(args) :] if name not in kwargs]
+            parts = [f"{name}=" * (one.kind is one.KEYWORD_ONLY) or name for name, one in signature.parameters.items()]
+            call = f"{build.__name__}({', '.join(parts)})"
+            name = missing[0] if missing else next(iter(signature.parameters))
+            raise ArgumentError(name, f"must be called as {call}", f"got {error}", "Name the arguments.") from None
         for name, kind in kinds().items():
             if kind[0].__name__ == "GradientTransformation":
                 if given.get(name) is not None:
@@ -181,15 +193,18 @@ def algorithm(init, draw, update, node_params, upkeep=None, nodes=None) -> Algor
     def round(key, state, data):
         return update(state, data, draw(key, state, data))
 
-    def checked(part, names):
-        @functools.wraps(part)
+    def checked(part, text):
+        names = text.split()
+
         def on_arguments(*args):
-            by_name = dict(zip(names.split(), args, strict=False))
+            by_name = dict(zip(names, args, strict=True))
             state = by_name.get("state")
             if nodes is not None and "data" in by_name:
                 check_num_nodes(nodes[0], by_name["data"], nodes[1])
             try:
                 result = part(*args)
+                if part is init:
+                    return with_own_buffers(result)
                 if part not in (update, round) or type(result[0]) is type(state):
                     return result
             except AttributeError as error:
@@ -198,7 +213,22 @@ def algorithm(init, draw, update, node_params, upkeep=None, nodes=None) -> Algor
             found = f"got {type(state).__name__} of {type(state).__module__}"
             raise ArgumentError("state", "must be of this algorithm", found, "Pass what its own init returns.")
 
-        return on_any_mesh(on_arguments)
+        over_mesh = on_any_mesh(on_arguments)
+
+        @functools.wraps(part)
+        def of_any(*args, **named):
+            given = dict(zip(names, args, strict=False)) | named
+            wrong = [name for name in names if name not in given] or [name for name in given if name not in names]
+            if wrong or len(given) < len(args) + len(named):
+                found = f"got {len(args)} arguments" + f" and {', '.join(named)}" * bool(named)
+                raise ArgumentError((wrong or names)[0], f"takes {', '.join(names)}", found, "Pass each once.")
+            if not isinstance(given.get("data", _NO_DATA), FederatedData):
+                found = f"got {type(given['data']).__name__}"
+                remedy = "Pass jaxfl.federate(inputs, labels, parts)."
+                raise ArgumentError("data", "must be FederatedData", found, remedy)
+            return over_mesh(*(given[name] for name in names))
+
+        return of_any
 
     arguments = ("key data", "key state data", "state data draws", "key state data", "state")
     parts = map(checked, (init, draw, update, round, node_params), arguments)

@@ -7,6 +7,7 @@ number is checked only when it is concrete, so that the same constructor can be 
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import sys
@@ -67,10 +68,39 @@ def _all(
     """Refuse the first number of a concrete value that is not good."""
     for name, value in arguments.items():
         array = _concrete(value)
+        if array is not None and array.dtype.kind not in "biuf":
+            raise ArgumentError(name, "must hold real numbers", f"got {value!r}"[:60], "Pass a float.")
         bad = np.zeros(0, int) if array is None else np.flatnonzero(~is_good(array))
         if array is not None and bad.size:
             where = "" if array.ndim == 0 else f" at position {bad[0]}"
             raise ArgumentError(name, requirement, f"got {array.reshape(-1)[bad[0]]}{where}", remedy)
+
+
+def takes(count: int, **functions: Any) -> None:
+    """Each value is a function that can be called with `count` arguments by position.
+
+    Examples:
+        >>> takes(2, loss=lambda params, inputs: 0)
+        >>> takes(3, loss=lambda params, inputs: 0)
+        Traceback (most recent call last):
+        ...
+        jaxfl.core.check.ArgumentError: loss: must be a function of 3 arguments; it takes (params, inputs). See ...
+    """
+    for name, function in functions.items():
+        found = f"got {function!r}".partition("\n")[0][:60]
+        if callable(function):
+            try:
+                signature = inspect.signature(function)
+            except ValueError:  # a builtin
+                continue
+            found = f"it takes {signature}"
+            try:
+                signature.bind(*range(count))
+                continue
+            except TypeError:
+                pass
+        requirement = f"must be a function of {count} argument{'s' * (count > 1)}"
+        raise ArgumentError(name, requirement, found, "See docs/own_model.md.")
 
 
 def in_float32(**arguments: Any) -> None:

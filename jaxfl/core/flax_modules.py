@@ -13,6 +13,7 @@ from flax import nnx
 
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import leaf_key
+from jaxfl.core.tree import with_new_arrays
 from jaxfl.core.types import Array, PyTree
 
 _BATCH: ContextVar[tuple[Array, bool] | None] = ContextVar("batch", default=None)
@@ -51,6 +52,9 @@ def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) 
             random streams; from `evaluate`, outputs that depend on random numbers.
     """
     module = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
+    if not isinstance(module, nnx.Module):
+        found, remedy = f"got {type(module).__name__}", "Return MyModule(..., rngs=rngs)."
+        raise ArgumentError("make_module", "must return an nnx module", found, remedy)
     trained_part = nnx.All(nnx.Param, trainable)
     _, trained, frozen, rest = nnx.split(module, trained_part, nnx.Param, ...)
     _refuse_others(module, rest)
@@ -97,7 +101,7 @@ def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) 
         return nnx.merge(structure, *(nnx.State(tree) for tree in trees if tree))
 
     def init(key):
-        return part_of(make_module(nnx.Rngs(key)), trained_part)
+        return with_new_arrays(part_of(make_module(nnx.Rngs(key)), trained_part))
 
     def init_state():
         return part_of(make_module(nnx.Rngs(0)), nnx.Param, is_constant, nnx.BatchStat)

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.core.check import ArgumentError
 from jaxfl.core.types import Array
 
-Value = TypeVar("Value")
 
-_MUST_BE_ZERO: dict[str, bool] = {}  # name of a count -> whether `train` stops at it
+class Fatal(NamedTuple):
+    """Count that must stay 0: above it, rounds did not do what the algorithm and its privacy bound assume.
+
+    `train` stops at it, and `check_info` refuses it. The mark is part of an info's structure: it stays under `jax.jit`
+    and in exported rounds.
+    """
+
+    number: Array  # () or (n,), int32
+
+
+class Discarded(NamedTuple):
+    """Count of what was not finite and counted as zero, mostly a fault of the data. `check_info` alone refuses it."""
+
+    number: Array  # () or (n,), int32
+
+
+Count = Array | Fatal | Discarded
+
+
+def plain(count: Any) -> Any:
+    """The numbers of a count, without its mark."""
+    return count.number if isinstance(count, Fatal | Discarded) else count
 
 
 class Info(NamedTuple):
@@ -24,7 +46,8 @@ class Info(NamedTuple):
     Attributes:
         loss: () or (n,), float32.
         measurements: name -> () or (n,), float32. Training writes their mean over rounds and nodes.
-        counts: name -> () or (n,), int32. Training writes their sum.
+        counts: name -> () or (n,), int32, marked as `Fatal` or `Discarded` where they must be 0. Training writes their
+            sum.
 
     Examples:
         >>> info = Info(jnp.float32(0.5)).plus(gradient_norm=jnp.ones(3), gradient_evaluations=jnp.array([1, 0, 2]))
@@ -34,28 +57,36 @@ class Info(NamedTuple):
 
     loss: Array
     measurements: Mapping[str, Array] = {}
-    counts: Mapping[str, Array] = {}
+    counts: Mapping[str, Count] = {}
 
-    def plus(self, *others: Mapping[str, Array], **numbers: Array) -> Info:
-        """Add numbers: floats are measurements, integers are counts. A number replaces an earlier one of its name."""
-        new: dict[str, Array] = {}
-        for each in (*others, numbers):
-            new |= each
-        floating = {name: bool(jnp.issubdtype(value.dtype, jnp.floating)) for name, value in new.items()}
+    def plus(self, *others: Mapping[str, Count], **numbers: Count) -> Info:
+        """Add numbers: floats are measurements, integers are counts. A number replaces an earlier one of its name.
+
+        A count keeps the mark of the one that it replaces.
+        """
+        new: dict[str, Any] = dict(self.counts)
+        for name, value in itertools.chain(*(each.items() for each in (*others, numbers))):
+            old = new.get(name)
+            new[name] = type(old)(plain(value)) if isinstance(old, Fatal | Discarded) else value
+        floating = {name: bool(jnp.issubdtype(plain(value).dtype, jnp.floating)) for name, value in new.items()}
         return Info(
             loss=self.loss,
             measurements={**self.measurements, **{name: new[name] for name in new if floating[name]}},
-            counts={**self.counts, **{name: new[name] for name in new if not floating[name]}},
+            counts={name: new[name] for name in new if not floating[name]},
         )
 
     def named(self) -> dict[str, Array]:
         """All numbers by name, the loss as "loss"."""
-        return {"loss": self.loss, **self.measurements, **self.counts}
+        return {"loss": self.loss, **self.measurements, **{name: plain(each) for name, each in self.counts.items()}}
+
+    def fatal(self) -> tuple[str, ...]:
+        """Names of the counts at which training stops where they are above 0."""
+        return tuple(name for name, count in self.counts.items() if isinstance(count, Fatal))
 
     def __getattr__(self, name: str) -> Array:
         for numbers in (self.measurements, self.counts):
             if name in numbers:
-                return numbers[name]
+                return plain(numbers[name])
         raise AttributeError(f"this info has no {name!r}; it has {', '.join(self.named())}")
 
 
@@ -71,26 +102,6 @@ class FatalCount(RuntimeError):
         super().__init__(message)
 
 
-def must_be_zero(name: str, *, stops_training: bool = True) -> str:
-    """Declare a count that must stay 0, in the file that makes it.
-
-    Args:
-        name: of the count.
-        stops_training: True where a count above 0 means that rounds did not do what the algorithm (and its privacy
-            bound) assumes: `train` stops. False where it mostly means a fault in the data: only `check_info` refuses.
-
-    Returns:
-        The name.
-    """
-    _MUST_BE_ZERO[name] = stops_training
-    return name
-
-
-def fatal(numbers: Mapping[str, Value]) -> dict[str, Value]:
-    """Select the counts at which training stops where they are above 0."""
-    return {name: values for name, values in numbers.items() if _MUST_BE_ZERO.get(name, False)}
-
-
 def check_info(info: Info) -> None:
     """Refuse an info with a count that must be 0 and is not. `train` checks by itself; call this in a loop of your own.
 
@@ -98,27 +109,30 @@ def check_info(info: Info) -> None:
         info: of `Algorithm.round`, or of several rounds, stacked by `jax.lax.scan`. It is fetched from the device.
 
     Raises:
-        FatalCount: a count that `must_be_zero` is above 0: samples without room in a batch, table rows that were not
-            read ahead; also (`train` lets these pass) gradients or updates that were not finite and counted as zero.
+        ArgumentError: what is no info.
+        FatalCount: a `Fatal` count is above 0: samples without room in a batch, table rows that were not read ahead;
+            or a `Discarded` one, which `train` lets pass: gradients or updates that were not finite.
 
     Examples:
-        >>> overflow = must_be_zero("batch_overflow")
-        >>> check_info(Info(np.ones((2, 3))).plus({overflow: np.zeros((2, 3), np.int32)}))
-        >>> check_info(Info(np.ones(3)).plus({overflow: np.array([0, 6, 0])}))
+        >>> check_info(Info(np.ones((2, 3))).plus(batch_overflow=Fatal(np.zeros((2, 3), np.int32))))
+        >>> check_info(Info(np.ones(3)).plus(batch_overflow=Fatal(np.array([0, 6, 0]))))
         Traceback (most recent call last):
         ...
         jaxfl.core.info.FatalCount: batch_overflow: must stay 0; got 6 in all, first 6 at position 1 ...
     """
-    zero_counts: dict[str, Any] = {name: count for name, count in info.counts.items() if name in _MUST_BE_ZERO}
-    for name, count in sorted(zero_counts.items(), key=lambda each: not _MUST_BE_ZERO[each[0]]):
-        values = np.asarray(count)
+    if not isinstance(info, Info):
+        found, remedy = f"got {type(info).__name__}", "Pass the second result of a round."
+        raise ArgumentError("info", "must be a jaxfl.Info", found, remedy)
+    marked = [(name, count) for name, count in info.counts.items() if isinstance(count, Fatal | Discarded)]
+    for name, count in sorted(marked, key=lambda each: isinstance(each[1], Discarded)):
+        values = np.asarray(count.number)
         if values.any():
             first = np.argwhere(values)[0]
             where = f", first {values[tuple(first)]} at position {', '.join(map(str, first))} of shape {values.shape}"
             remedy = (
                 "The rounds were not those that the algorithm's guarantees assume: check the nodes' sizes by `init`"
                 " outside of jit, and give batches more room."
-                if _MUST_BE_ZERO[name]
+                if isinstance(count, Fatal)
                 else "Check that inputs and labels are finite and in range, or use a smaller step size."
             )
             total = values.sum(dtype=np.int64)

@@ -24,14 +24,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core.check import ArgumentError, is_traced
+from jaxfl.core.check import ArgumentError, at_least, is_traced
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.threefry import fold_in, is_threefry
 from jaxfl.core.types import Array, FederatedData, PyTree
 
 
 class Purpose(enum.IntEnum):
-    """Purpose of a key. Append only: a number, once used, is part of published results."""
+    """Purpose of a key. Append only: a number, once used, is part of published results.
+
+    The library keeps below 1,000. Numbers from 1,000 on are for algorithms of your own: `purpose_key(key, 1000, k)`.
+    """
 
     INIT = 0
     BATCH = 1
@@ -51,6 +54,7 @@ class Purpose(enum.IntEnum):
     DIRECTION = 15  # of a zero-order estimate
     ARRIVAL = 16  # which messages arrive
     MESSAGE_ROUNDING = 17
+    STREAM = 18  # another draw in the same round
 
 
 SHARED = frozenset({Purpose.INIT, Purpose.GRAPH, Purpose.PARTITION, Purpose.CALIBRATION})
@@ -142,12 +146,12 @@ def run_key(key: Array, settings: Mapping[str, Any], data: FederatedData | str) 
     return RunKey(shared=key, own=own)
 
 
-def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0, *, apart: bool = False) -> Array:
+def purpose_key(key: Key, purpose: Purpose | int, round_index: int | Array = 0, *, apart: bool = False) -> Array:
     """The key of one purpose in one round.
 
     Args:
         key: typed base key of the run, shape (), or the run's `RunKey`.
-        purpose: what the numbers are for.
+        purpose: what the numbers are for; a number from 1,000 on is yours.
         round_index: (), int32; leave out for purposes without rounds.
         apart: on a CPU compute the key in a kernel apart from those that use it; for keys of nodes from which keys of
             steps are made (`leaf_keys` says why). The key is the same.
@@ -170,6 +174,35 @@ def purpose_key(key: Key, purpose: Purpose, round_index: int | Array = 0, *, apa
         raise ArgumentError("key", "must be a threefry key", found, "Make it with jax.random.key(seed).")
     fold_last = jax.random.fold_in if apart and is_cpu() else fold_in
     return fold_last(fold_in(key, int(purpose)), round_index)
+
+
+def stream_key(key: Key, stream: int) -> Key:
+    """The base key of another, independent draw of the same kind in the same rounds.
+
+    Equal keys and equal rounds give equal draws: an algorithm that draws batches twice in a round gets the same batches
+    twice, and the same noise. Its second draw takes `stream_key(key, 1)`.
+
+    Args:
+        key: the run's base key.
+        stream: number of the draw, static, at least 0.
+
+    Returns:
+        `key` itself for stream 0. The `RunKey` of a run keeps its shared half.
+
+    Guarantees:
+        - draws of different streams are independent in every purpose that runs do not share.
+
+    Examples:
+        >>> key = jax.random.key(0)
+        >>> first, second = (purpose_key(stream_key(key, stream), Purpose.BATCH, 3) for stream in (0, 1))
+        >>> bool(first == purpose_key(key, Purpose.BATCH, 3)), bool(first == second)
+        (True, False)
+    """
+    at_least(0, stream=stream)
+    if stream == 0:
+        return key
+    own = purpose_key(key, Purpose.STREAM, stream)
+    return key._replace(own=own) if isinstance(key, RunKey) else own
 
 
 def _plain(value: Any) -> Any:

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.core import check
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
-from jaxfl.core.tree import number_type, weighted_sum
+from jaxfl.core.tree import leaf_names, number_type, weighted_sum, with_new_arrays
 from jaxfl.core.types import Array, FederatedData, PyTree, Task, Variables
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ def from_functions(
         node_loop: see `jaxfl.core.node_loop`.
 
     Raises:
-        ArgumentError: on use, params with a leaf that is no array, or a loss or metric that is not one number a sample.
+        ArgumentError: what is no such function; on use, params with a leaf that is no array, or a loss or metric that
+            is not one number a sample.
 
     Examples:
         >>> import jax, jax.numpy as jnp
@@ -100,6 +102,8 @@ def from_functions(
         >>> task.loss(jnp.ones(3), jnp.ones((2, 3)), jnp.zeros(2)).tolist()
         [9.0, 9.0]
     """
+    check.takes(1, init=init)
+    check.takes(3, loss=loss)
 
     def params_of(key):
         params = init(key)
@@ -107,7 +111,7 @@ def from_functions(
             if not hasattr(leaf, "dtype"):
                 found = f"{jax.tree_util.keystr(path) or 'init'} is {leaf!r}"
                 raise ArgumentError("init", "must return arrays", found, "Use eqx.filter(module, eqx.is_array), say.")
-        return params
+        return with_new_arrays(params)
 
     def losses(params, inputs, labels):
         return of_samples("loss", loss(params, inputs, labels), inputs)
@@ -170,6 +174,7 @@ def from_flax(
         remedy = "Pass lambda rngs: MyModule(..., rngs=rngs)"
         remedy = "Pass its init and apply to from_functions." if is_linen else f"{remedy}, which draws parameters anew."
         raise ArgumentError("make_module", "must be a function that makes an nnx module", found, remedy)
+    check.takes(1, make_module=make_module)
     module = functions_of(make_module, trainable)
 
     def apply(variables, inputs):
@@ -239,9 +244,8 @@ def check_task(task: Task, data: FederatedData) -> None:
         ArgumentError: parameters of another type, an unknown label, or a loss that mixes samples.
     """
     shapes = jax.eval_shape(task.init, jax.eval_shape(lambda: jax.random.key(0)))
-    for path, leaf in jax.tree.leaves_with_path(shapes):
+    for name, leaf in leaf_names(shapes).items():
         if leaf.dtype not in (jnp.float32, jnp.float64):
-            name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
             remedy = "Keep counters out of the parameters; compute_dtype makes layers run in bfloat16."
             raise ArgumentError("params", "must be float32 or float64", f"{name} is {leaf.dtype}", remedy)
     if is_traced(data.inputs) or is_traced(data.labels):

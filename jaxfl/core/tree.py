@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from jaxfl.core.check import is_traced
 from jaxfl.core.devices import NODES, num_shares, on_each_device
 from jaxfl.core.types import Array, PyTree
 
@@ -39,6 +41,51 @@ def copied(tree: PyTree) -> PyTree:
         [1.0, 1.0]
     """
     return jax.tree.map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
+
+
+def leaf_names(tree: PyTree) -> dict[str, Any]:
+    """The leaves by their paths, in the order of `jax.tree.leaves`, of any registered class; a bare array is "params".
+
+    Examples:
+        >>> list(leaf_names({"dense": {"kernel": 1, "bias": 2}, "scales": [3]}))
+        ['dense/bias', 'dense/kernel', 'scales/0']
+    """
+    pairs = jax.tree_util.tree_leaves_with_path(tree)
+    names = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in pairs]
+    if len(set(names)) < len(names):  # possible where a key holds a "/"
+        names = [jax.tree_util.keystr(path) for path, _ in pairs]
+    return dict(zip(names, (leaf for _, leaf in pairs), strict=True))
+
+
+def with_new_arrays(tree: PyTree) -> PyTree:
+    """The tree with its JAX arrays copied: who donates it does not delete the originals."""
+    return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, tree)
+
+
+def with_own_buffers(tree: PyTree) -> PyTree:
+    """The tree with a copy of each array that an earlier leaf holds: a program may then be given all of them to reuse.
+
+    Examples:
+        >>> one = jnp.ones(2)
+        >>> first, second = with_own_buffers((one, one))
+        >>> first is one, second is one
+        (True, False)
+    """
+    held = set()
+
+    def own(leaf):
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        # Two leaves that are one traced array become one array where the trace is of an eager `vmap`.
+        if is_traced(leaf) or jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            buffers = {id(leaf)}
+        else:
+            buffers = {shard.data.unsafe_buffer_pointer() for shard in leaf.addressable_shards}
+        leaf = jnp.copy(leaf) if held & buffers else leaf
+        held.update(buffers)
+        return leaf
+
+    return jax.tree.map(own, tree)
 
 
 def descend(start: PyTree, step_size: Array, direction: PyTree) -> PyTree:

@@ -81,15 +81,17 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
 
 
 def _one_array(argument: str, values: Any) -> np.ndarray | jax.Array:
-    """The values as one array; a list of arrays of different lengths is refused."""
-    try:
-        return values if isinstance(values, jax.Array) else np.asarray(values)
-    except ValueError:
-        found, remedy = (
-            "got a list of arrays of different shapes",
-            "Concatenate them, and pass the indices of each node as parts.",
-        )
-        raise ArgumentError(argument, "must be one array with a row a sample", found, remedy) from None
+    """The values as one array; a list of arrays of different lengths, or of each node's labels, is refused."""
+    found = "got a list of arrays of different shapes"
+    if argument == "labels" and isinstance(values, list | tuple) and any(map(np.ndim, values)):
+        found = "got a list of arrays"
+    else:
+        try:
+            return values if isinstance(values, jax.Array) else np.asarray(values)
+        except ValueError:
+            pass
+    remedy = "Concatenate them, and pass the indices of each node as parts."
+    raise ArgumentError(argument, "must be one array with a row a sample", found, remedy)
 
 
 def _names(names: Sequence[str] | None, num_nodes: int) -> NodeNames | None:

@@ -21,6 +21,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import constructor
+from jaxfl.core.info import Count, Discarded, Fatal
 from jaxfl.core.tasks import check_sample_losses, check_task, of_samples
 from jaxfl.core.tree import norm, number_type, replicate
 from jaxfl.gradients import per_example
@@ -146,7 +147,7 @@ def mini_batch(
                 return jnp.sum(weights / scheme.batch_size * of_samples("task.train_loss", losses, inputs)), new
 
             (loss, new), gradient = jax.value_and_grad(mean, has_aux=True)(node_params)
-            nothing = {DISCARDED: jnp.int32(0)}
+            nothing = {DISCARDED: Discarded(jnp.int32(0))}
             return gradient, new, Info(loss).plus(nothing, clipped_fraction=jnp.zeros_like(loss))
 
         samples = gather(data, batch.indices)
@@ -181,12 +182,12 @@ def mini_batch(
 def batch_sums(measured: Any, weights: Array, mask: Array) -> Info:
     """Sum the measurements of a `GradientSum`, or of a table's `Rows`, over one node's batch (b,), each to ()."""
     return Info(loss=jnp.sum(weights * measured.losses)).plus(
-        {DISCARDED: jnp.sum(jnp.where(mask, measured.discarded, 0.0)).astype(jnp.int32)},
+        {DISCARDED: Discarded(jnp.sum(jnp.where(mask, measured.discarded, 0.0)).astype(jnp.int32))},
         clipped_fraction=jnp.sum(weights * measured.clipped),  # samples whose gradient was scaled down, over b
     )
 
 
-def batch_info(gradient: PyTree, sums: Info, batch: Batch, **others: Array) -> Info:
+def batch_info(gradient: PyTree, sums: Info, batch: Batch, **others: Count) -> Info:
     """Numbers of one round's gradients, node by node (n,), which all estimators name alike.
 
     Args:
@@ -198,9 +199,9 @@ def batch_info(gradient: PyTree, sums: Info, batch: Batch, **others: Array) -> I
     """
     none = jnp.zeros_like(batch.overflow)
     return sums.plus(
-        {BATCH_OVERFLOW: batch.overflow},
+        {BATCH_OVERFLOW: Fatal(batch.overflow)},
         gradient_norm=norm(gradient),  # L2
         gradient_evaluations=jnp.sum(batch.mask, axis=1, dtype=jnp.int32),
         forward_evaluations=none,
-        prefetch_misses=none,
+        prefetch_misses=Fatal(none),
     ).plus(others)

@@ -23,12 +23,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, Factors, PyTree, Task, check
-from jaxfl.core.info import must_be_zero
 from jaxfl.core.tasks import of_samples, sample_losses
 from jaxfl.core.tree import root
 from jaxfl.gradients import microbatches
 
-DISCARDED = must_be_zero("discarded_gradients", stops_training=False)
+DISCARDED = "discarded_gradients"
 """Count of samples whose gradient was not finite, and counted as zero under a clip norm."""
 
 

@@ -50,6 +50,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.algorithm import at_round
 from jaxfl.core.devices import varying_like
+from jaxfl.core.info import Discarded
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task, sample_losses
 from jaxfl.core.threefry import fold_in
@@ -276,7 +277,7 @@ def zero_order(
         none = jnp.zeros_like(draws.batch.overflow)
         info = batch_info(
             gradient,
-            Info(loss).plus(clipped_fraction=jnp.zeros_like(loss), discarded_gradients=none),
+            Info(loss).plus(clipped_fraction=jnp.zeros_like(loss), discarded_gradients=Discarded(none)),
             draws.batch,
             gradient_evaluations=none,
             forward_evaluations=2 * num_directions * draws.batch.mask.sum(axis=1, dtype=jnp.int32),

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tree
 
 from jaxfl.core import Algorithm, ArgumentError, Array, FactoredLayer, Factors, FederatedData, PyTree, Task, check
 from jaxfl.core.tasks import check_sample_losses
+from jaxfl.core.tree import leaf_names
 from jaxfl.privacy.audit_mechanism import Check, Mechanism, check_mechanism, smallest_guessed_error
 
 _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction for choosing it is due
@@ -330,8 +330,8 @@ def audit(
     num_nodes, each = nodes.max() + 1, np.bincount(nodes).min()  # as many canaries of every node
     places = np.stack([np.flatnonzero(nodes == node)[:each] for node in range(num_nodes)])
     noise = {"canary": (releases - scores.added * canaries.included)[:, places]}
-    for path, leaf in tree.flatten_with_path(scores.noise):
-        noise["/".join(map(str, path))] = leaf[: 1 if in_sequence else None, :num_nodes]
+    for name, leaf in leaf_names(scores.noise).items():
+        noise[name] = leaf[: 1 if in_sequence else None, :num_nodes]
     added = np.where(canaries.included & claimed.stored, np.nan, scores.added)[:, places]
     checks = check_mechanism(
         releases,

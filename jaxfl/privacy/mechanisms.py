@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import ArgumentError, Array, PyTree, check, node_keys, one_kernel
-from jaxfl.core.tree import copied, flattener, scale, size
+from jaxfl.core.tree import copied, flattener, leaf_names, scale, size
 
 
 def add(values: PyTree, noise: PyTree) -> PyTree:
@@ -144,10 +144,9 @@ def standard_noise(key: Array, params: PyTree, sample: Callable[[Array, int], Ar
 
 def _num_nodes(params: PyTree) -> int:
     """n of a tree of float32 leaves; ArgumentError for another type."""
-    leaves = jax.tree.leaves_with_path(params)
-    for path, leaf in leaves:
+    leaves = leaf_names(params)
+    for name, leaf in leaves.items():
         if leaf.dtype != jnp.float32:
-            name = jax.tree_util.keystr(path, simple=True, separator="/") or "params"
             remedy = "Keep parameters in float32; compute_dtype makes the layers run in bfloat16."
             raise ArgumentError("params", "must be float32 where noise is added", f"{name} is {leaf.dtype}", remedy)
-    return leaves[0][1].shape[0]
+    return next(iter(leaves.values())).shape[0]

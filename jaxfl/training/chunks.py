@@ -25,7 +25,7 @@ import numpy as np
 from jaxfl.channel import Costs
 from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Info, Key, PyTree
-from jaxfl.core.info import FatalCount, fatal
+from jaxfl.core.info import FatalCount
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import node_text
 
@@ -154,6 +154,7 @@ def refuse_bad(
     first_round: int,
     params: Callable[[], PyTree] | None = None,
     names: Sequence[str] | None = None,
+    fatal: Sequence[str] = (),
 ) -> None:
     """Stop on a measurement that is not finite, or a fatal count, in the infos of some rounds.
 
@@ -162,6 +163,7 @@ def refuse_bad(
         params: gives the parameters after the last round, leaves (n, *leaf); they show the node when a number of the
             whole network is not finite.
         names: (n,), of the nodes; None where nodes are numbers.
+        fatal: names of the counts that must stay 0, `Info.fatal`.
 
     Raises:
         Diverged: it names the field that was not finite first. Of several in one round it is the one in which the
@@ -170,7 +172,8 @@ def refuse_bad(
     """
     num_rounds = max((len(values) for values in infos.values()), default=0)
     last_round = first_round + num_rounds - 1
-    for name, values in fatal(infos).items():
+    for name in fatal:
+        values = infos[name]
         if values.any():
             rows = values.reshape(num_rounds, -1)
             row, node = np.argwhere(rows)[0]

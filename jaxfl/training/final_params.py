@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, PyTree, Variables
 from jaxfl.core.outputs import drop_link
+from jaxfl.core.tree import leaf_names
 from jaxfl.training.json_files import write_atomically
 from jaxfl.training.processes import on_first
 from jaxfl.training.run_directory import RunDirectory, slug
@@ -47,19 +48,16 @@ def write_params(
     """Write a lane's parameters, leaves (n, *leaf), after `round_index` rounds; `names` are of the nodes, or None."""
     from safetensors.numpy import save  # imported on use: reading parameters does not need it
 
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    texts = [jax.tree_util.keystr(path, simple=True, separator="/") or "params" for path, _ in leaves]
-    if len(set(texts)) < len(texts):  # possible where a key holds a "/"
-        texts = [jax.tree_util.keystr(path) for path, _ in leaves]
-    rows = np.shape(leaves[0][1])[0]
+    leaves, paths = leaf_names(params), [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    rows = len(next(iter(leaves.values())))
     header = {
         **{"case": label[0], "seed": label[1], "round": round_index},
         "nodes": list(names) if names is not None and len(names) == rows else None,
         **({"classes": list(classes)} if classes else {}),
         "is_variables": isinstance(params, Variables),
-        "paths": {text: [_step(key) for key in path] for text, (path, _) in zip(texts, leaves, strict=True)},
+        "paths": {name: [_step(key) for key in path] for name, path in zip(leaves, paths, strict=True)},
     }
-    arrays = {text: np.asarray(leaf, order="C") for text, (_, leaf) in zip(texts, leaves, strict=True)}
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     drop_link(run / FINAL)
     write_atomically(final_path(run, label), save(arrays, {_HEADER: json.dumps(header)}))
 

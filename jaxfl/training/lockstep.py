@@ -226,7 +226,7 @@ class Lockstep:
     def _take(self, chunk: _Chunk) -> None:
         """Read a chunk's infos, write the lines after it, and end the lanes that end there."""
         running = self._running()
-        buffers = info_fields(jax.device_get(chunk.buffers))
+        buffers, fatal = info_fields(jax.device_get(chunk.buffers)), chunk.buffers.fatal()
         seconds = time.perf_counter() - max(chunk.began, self._read)
         self._read = time.perf_counter()
         if self._at_once is None:
@@ -241,9 +241,8 @@ class Lockstep:
             record.seconds, record.timed_rounds = record.seconds + seconds / len(running), record.timed_rounds + count
             place = self._state, self._strategy, record.index, record.lane
             params = partial(self._program.node_params, *place) if chunk.end == self._round else None
-            self._guard(
-                record, chunk.end, partial(refuse_bad, own, *record.lane.label, first, params, record.lane.node_names)
-            )
+            check = partial(refuse_bad, own, *record.lane.label, first, params, record.lane.node_names, fatal)
+            self._guard(record, chunk.end, check)
         looked_at = chunk.scores is not None or chunk.end % self._every % self._most == 0
         spent = [record for record in self._running() if looked_at and record.spent()]
         due = [

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import tree
 
 from jaxfl.channel import Costs, Ledger
 from jaxfl.core import ArgumentError, Array, PyTree, Task
@@ -325,8 +324,8 @@ def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> No
     """
     remedies = ['node_loop "map" or "chunk:k"'] if task.node_loop != "map" else []
     remedies += ["a smaller batch", "fewer nodes", "a factored or bfloat16 gradient table", "a smaller model"]
-    path, _ = max(tree.flatten_with_path(state), key=lambda leaf: num_bytes(leaf[1]))
-    largest = f", most in {'.'.join(map(str, path))}" if path else ""
+    path, _ = max(jax.tree_util.tree_leaves_with_path(state), key=lambda leaf: num_bytes(leaf[1]))
+    largest = f", most in {jax.tree_util.keystr(path, simple=True, separator='.')}" if path else ""
     parts = f"{bytes_text(peak.state)} of state{largest}; {bytes_text(peak.working)} to compute and save it"
     memory.require_fits(
         "cases",

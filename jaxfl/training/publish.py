@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tree
 
 from jaxfl.core import ArgumentError, Array, PyTree
+from jaxfl.core.tree import leaf_names
 from jaxfl.privacy.statements import SECRET
 from jaxfl.training.case import Case
 from jaxfl.training.checkpoint import Checkpoints, Restored
@@ -181,8 +181,8 @@ def publish(run: RunDirectory, cases: Mapping[str, Case], out: str | os.PathLike
         folder.mkdir(parents=True)
         algorithm = case.algorithm({key: jnp.float32(number) for key, number in case.numbers.items()})
         for seed in case.seeds:
-            leaves = tree.flatten_with_path(algorithm.node_params(restore_state(run, name, case, seed)[1]))
-            arrays = {"/".join(map(str, keys)) or "params": np.asarray(leaf) for keys, leaf in leaves}
+            leaves = leaf_names(algorithm.node_params(restore_state(run, name, case, seed)[1]))
+            arrays = {name_of_leaf: np.asarray(leaf) for name_of_leaf, leaf in leaves.items()}
             np.savez(folder / f"seed_{seed}.npz", allow_pickle=False, **arrays)
     note = "each statement holds for one case and one seed; the total holds for all that are published here"
     content = {"note": note, "total": _total(run, cases, rows, of_nodes), "cases": content}

@@ -1,6 +1,7 @@
 """Algorithms over links that lose and round messages: the loops' lines, what is conserved, what is counted."""
 
 import functools
+import inspect
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import refused
 from problems import irregular_graph, problem, run, small_task, start, uneven_data, with_clients
 from reference import links as reference
 from reference.fed_avg import Adam, descend
@@ -25,6 +27,7 @@ from reference.runs import (
     plain_gradients,
     relative_error,
 )
+from registry import REGISTRY
 
 import jaxfl
 from jaxfl import ArgumentError, graphs
@@ -280,6 +283,20 @@ def test_links_that_lose_and_round_nothing_change_no_bit(name):
             first = jax.eval_shape(lambda key, a=algorithm: a.init(key, p.data), KEY)
             texts.append(str(jax.make_jaxpr(algorithm.round)(KEY, first, p.data)))
         assert texts[0] == texts[1]
+
+
+LINKED = [
+    name for name, row in REGISTRY.items() if {"links", "uplink"} & {*inspect.signature(row.constructor).parameters}
+]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_links_of_another_size_are_refused_before_a_round(name):
+    p = problem(name)
+    for shape in ((NODES - 1,), (NODES + 1, NODES + 1)):
+        links = jaxfl.links(np.full(shape, 0.5))
+        taken = {"uplink": links} if name == "dzofl" else over(p, links)
+        refused(lambda taken=taken: p.algorithm(**taken).init(KEY, p.data), "success", "shape")
 
 
 @pytest.mark.parametrize("name", ["push_sum", "fed_avg"])

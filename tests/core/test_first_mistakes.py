@@ -1,7 +1,6 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 """A newcomer's first mistakes in Python end in one sentence that says what to pass instead."""
 
-import dataclasses
 import inspect
 
 import flax.linen as linen
@@ -116,8 +115,27 @@ MISTAKES = {
         "optimizer=",
     ),
     "schedule of a client's only step": (lambda: steps(optax.sgd(FALLING)), "optimizer", "lambda k: optax.sgd"),
+    "schedule of one step of five": (
+        lambda: jaxfl.local_steps(5, num_steps=1, batch_size=2, optimizer=optax.sgd(FALLING)),
+        "optimizer",
+        "starts anew",
+    ),
     "schedule among numbers": (lambda: steps(optax.inject_hyperparams(optax.sgd)(FALLING)), "optimizer", "client_sgd"),
     "steps collected by clients": (lambda: steps(optax.MultiSteps(optax.sgd(0.1), 4)), "optimizer", "batch_size"),
+    "nothing by name": (lambda: jaxfl.fed_avg(TASK), "clients", "fed_avg(task, clients="),
+    "all by position": (lambda: jaxfl.fed_avg(TASK, STEPS, 2), "task", "fed_avg(task, clients="),
+    "key and data exchanged": (lambda: PUSH_SUM.init(DATA, KEY), "data", "federate"),
+    "data set as data": (lambda: jax.jit(PUSH_SUM.round)(KEY, STATE, (ROWS, ROWS)), "data", "federate"),
+    "no data": (lambda: PUSH_SUM.round(KEY, STATE), "data", "key, state, data"),
+    "unknown name in a call": (lambda: PUSH_SUM.init(KEY, dataset=DATA), "data", "key, data"),
+    "text as number": (lambda: jaxfl.push_sum(TASK, graph=RING, step_size="0.1"), "step_size", "'0.1'"),
+    "result of a round as info": (lambda: jaxfl.check_info((STATE, None)), "info", "second"),
+    "labels of each node": (lambda: jaxfl.federate([ROWS] * 2, [np.zeros(6, int)] * 2, [[0], [1]]), "labels", "parts"),
+    "module without streams": (lambda: jaxfl.from_flax(lambda: None), "make_module", "1 argument"),
+    "function without module": (lambda: jaxfl.from_flax(lambda rngs: 3), "make_module", "nnx module"),
+    "params as init": (lambda: jaxfl.from_functions({"w": ROWS}, LOSS), "init", "1 argument"),
+    "loss of two arguments": (lambda: jaxfl.from_functions(lambda key: ROWS, lambda p, x: 0), "loss", "3 arguments"),
+    "model of which a part trains": (lambda: jaxfl.train_only(models.mlp((4, 2)), "dense_1"), "task", "classification"),
     "one-hot labels": (
         lambda: jax.eval_shape(TASK.loss, TASK.init(jax.random.key(0)), ROWS, jnp.zeros((6, 2))),
         "labels",
@@ -149,6 +167,24 @@ OPTIMIZERS = {
     "private": (optax.contrib.differentially_private_aggregate(1.0, 1.0, key=jax.random.key(0)), "shape ()"),
     "several steps": (optax.MultiSteps(optax.sgd(0.1), 4), ""),
 }
+
+
+def test_every_constructor_that_takes_an_optimizer_tries_it():
+    takers = {
+        (name, argument)
+        for name in dir(jaxfl)
+        if inspect.isfunction(build := getattr(jaxfl, name))
+        for argument in inspect.signature(build).parameters
+        if "optimizer" in argument
+    }
+    assert {name for name, _ in takers} >= {"local_steps", "push_sum", "d_psgd", "dp2_sgd", "fed_avg"}
+    for name, argument in takers:
+        build = getattr(jaxfl, name)
+        needed = {key for key, one in inspect.signature(build).parameters.items() if one.default is one.empty}
+        parts = {"task": TASK, "graph": RING, "noise": jaxfl.gaussian(0.1), "clients": STEPS, "num_active": 1}
+        parts |= {"max_steps": 2, "batch_size": 2}
+        given = {key: parts[key] for key in needed - {argument}} | {argument: optax.lbfgs()}
+        refused(lambda build=build, given=given: build(**given), argument, "'value'")
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -200,26 +236,3 @@ def test_a_name_of_another_library_is_pointed_on(name, near):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'.*{near.rstrip('?')}"):
         getattr(jaxfl, name)
     assert not hasattr(jaxfl, "__wrapped__")
-
-
-def test_parameters_of_a_registered_class_take_noise():
-    @jax.tree_util.register_dataclass
-    @dataclasses.dataclass
-    class Weights:
-        w: jax.Array
-
-    def task(init, of):
-        return jaxfl.from_functions(init, lambda params, x, y: (x @ of(params) - y.astype(jnp.float32)) ** 2)
-
-    rule = {"gradient": jaxfl.mini_batch(2, clip_norm=1.0), "noise": jaxfl.gaussian(0.1), "step_size": 0.1}
-    found = []
-    for one in (
-        task(lambda key: Weights(jnp.ones(4)), lambda p: p.w),
-        task(lambda key: {"w": jnp.ones(4)}, lambda p: p["w"]),
-    ):
-        learner = jaxfl.push_sum(one, graph=RING, **rule)
-        state, _ = jax.jit(learner.round)(KEY, learner.init(KEY, DATA), DATA)
-        found.append(jax.tree.leaves(learner.node_params(state))[0])
-    np.testing.assert_array_equal(*found)
-    half = task(lambda key: Weights(jnp.ones(4, jnp.bfloat16)), lambda p: p.w)
-    refused(lambda: jaxfl.push_sum(half, graph=RING, **rule).init(KEY, DATA), "params", "w is bfloat16")

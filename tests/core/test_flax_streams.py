@@ -10,10 +10,11 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from helpers import refused
+from helpers import refused, rows_of
 
 import jaxfl
 from jaxfl import gradients, graphs
+from jaxfl.gradients.per_example import weighted_sum
 from jaxfl.models import layers
 
 KEY, RNG = jax.random.key(0), np.random.default_rng(0)
@@ -60,6 +61,26 @@ def test_a_stream_that_decides_nothing_makes_no_mode_and_gradients_are_flaxs(nam
     expected = nnx.to_pure_dict(nnx.grad(loss)(module))
     found = jax.grad(lambda params: task.loss(params, INPUTS, LABELS).mean())(task.init(KEY))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), found, expected)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "bidirectional"])
+def test_every_samples_gradient_through_time_is_clipped_by_itself(name):
+    """Against flax's gradient of each sample, clipped in float64."""
+    task = jaxfl.from_flax(MODULES[name])
+    structure, params, others = nnx.split(MODULES[name](nnx.Rngs(KEY)), nnx.Param, ...)
+
+    def loss(params, one, label):
+        outputs = nnx.merge(structure, params, others, copy=True)(one[None])
+        return optax.softmax_cross_entropy_with_integer_labels(outputs[0], label)
+
+    slopes = nnx.to_pure_dict(jax.vmap(jax.grad(loss), (None, 0, 0))(params, INPUTS, LABELS))
+    norms = np.linalg.norm(rows_of(slopes), axis=1)
+    bound = float(np.median(norms))
+    scales = np.minimum(1, bound / norms)
+    expected = jax.tree.map(lambda leaf: np.tensordot(scales, np.asarray(leaf, np.float64), axes=1), slopes)
+    found = jax.jit(partial(weighted_sum, task, clip_norm=bound))(task.init(KEY), INPUTS, LABELS, jnp.ones(12))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), found.gradient, expected)
+    assert int(found.clipped.sum()) == len(norms) // 2
 
 
 @pytest.mark.parametrize("name", ["clipped", "saga", "clients"])

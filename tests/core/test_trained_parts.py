@@ -9,10 +9,12 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from helpers import refused
+from helpers import equations, refused
+from problems import Problem, uneven_data
+from registry import REGISTRY
 
 import jaxfl
-from jaxfl import gradients, graphs, training
+from jaxfl import gradients, graphs, models, training
 
 KEY, RNG = jax.random.key(0), np.random.default_rng(0)
 INPUTS, LABELS = RNG.normal(size=(40, 4)).astype("float32"), RNG.integers(0, 2, 40).astype("int32")
@@ -118,6 +120,72 @@ def test_every_way_to_train_holds_the_trained_numbers_and_no_others(name):
     assert jax.tree.map(lambda leaf: leaf.shape[1:], params) == {"head": {"bias": (2,), "kernel": (8, 2)}}
     sizes = {leaf.size for leaf in jax.tree.leaves(learner.init(KEY, DATA))}
     assert not any(size % 32 == 0 and size >= 64 for size in sizes)  # no kernel (4, 8) of two nodes
+
+
+def layered(*widths):
+    return models.classification(models.mlp(widths, activation="tanh"))
+
+
+WIDE = layered(17, 11, 5, 3).init(KEY)
+
+
+def behind_the_first(hidden):
+    return jaxfl.train_only(layered(17, 11, hidden, 3), ("dense_2", "dense_3"), constants=WIDE)
+
+
+def without_the_first(hidden):
+    def init(key):
+        return {f"dense_{k - 1}": behind_the_first(hidden).init(key)[f"dense_{k}"] for k in (2, 3)}
+
+    return layered(11, hidden, 3)._replace(init=init)
+
+
+def products(jaxpr, shape):
+    """How many arrays of this shape, or of its transpose, behind any axes, a program multiplies out."""
+    made = [v.aval.shape for e in equations(jaxpr) if e.primitive.name == "dot_general" for v in e.outvars]
+    return sum(one[-2:] in (shape, shape[::-1]) for one in made)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_part_trains_as_the_smaller_network_on_the_outputs_of_the_frozen_layer(name):
+    """In every algorithm: the same numbers, norms, noise, bits and counts, and no gradient of the frozen layer."""
+    data, row, ends = uneven_data(features=17), REGISTRY[name], []
+    outputs = jnp.tanh(data.inputs @ WIDE["dense_1"]["kernel"] + WIDE["dense_1"]["bias"][None])
+    for make_task, own in ((behind_the_first, data), (without_the_first, data._replace(inputs=outputs))):
+        problem = Problem(row, row.example(make_task), own)
+        learner = problem.algorithm(**({"clip_norm": 0.5} if row.noise_draws else {}))
+        state = jax.jit(lambda key, learner=learner, own=own: learner.init(key, own))(KEY)
+        traced = jax.make_jaxpr(learner.round)(KEY, state, own)
+        assert products(traced, (17, 11)) == 0
+        assert products(traced, (11, 5)) > 0 or not row.noise_draws
+        step = jax.jit(learner.round)
+        infos = []
+        for _ in range(2):
+            state, info = step(KEY, state, own)
+            infos.append({k: v for k, v in info.named().items() if k != "forward_evaluations"})
+        ends.append((jax.tree.leaves(state), infos))
+    for part, smaller in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_allclose(part, smaller, rtol=2e-4, atol=2e-5)
+
+
+def test_blocks_filters_and_their_mistakes():
+    whole = layered(17, 11, 5, 3)
+    biases = jaxfl.train_only(whole, lambda path, leaf: path.endswith("bias") and leaf.ndim == 1)
+    assert sum(leaf.size for leaf in jax.tree.leaves(biases.init(KEY))) == 11 + 5 + 3
+    assert (biases.blocks, biases.layers, biases.part) == ((), (), None)
+    head = jaxfl.train_only(whole, "dense_3")
+    assert head.blocks == ("dense_3",) == tuple(layer.name for layer in head.layers)
+    zeros = jaxfl.train_only(whole, "dense_3", constants=jax.tree.map(np.zeros_like, WIDE))
+    assert zeros.logits is not None
+    np.testing.assert_array_equal(zeros.logits({"dense_3": WIDE["dense_3"]}, np.ones((2, 17), "float32")), 0.0)
+    front, data = jaxfl.train_only(whole, "dense_1"), uneven_data(features=17)
+    learner = jaxfl.d_psgd(front, graph=graphs.ring(5), gradient=jaxfl.mini_batch(2, clip_norm=1.0), step_size=0.1)
+    traced = jax.make_jaxpr(learner.round)(KEY, jax.eval_shape(lambda key: learner.init(key, data), KEY), data)
+    assert products(traced, (17, 11)) > 0 == products(traced, (11, 5))  # through the layers behind, and not by them
+    refused(lambda: jaxfl.train_only(whole, "dense_4"), "trained", "dense_1, dense_2, dense_3")
+    refused(lambda: jaxfl.train_only(whole, lambda path, leaf: False), "trained", "got none")
+    refused(lambda: jaxfl.train_only(whole, "dense_3", constants=head.init(KEY)), "constants", "dense_1/bias")
+    refused(lambda: jaxfl.train_only(jaxfl.from_flax(partial(Network, norm=True)), "head"), "task", "norm")
 
 
 def test_what_is_frozen_is_the_same_for_all_seeds_and_comes_from_make_module():

@@ -11,7 +11,6 @@ from reference.network import as_float64
 
 from jaxfl.algorithms.clients.uplink import UplinkDraws
 from jaxfl.algorithms.fed_avg import Draws as FedAvgDraws
-from jaxfl.core.info import fatal
 
 
 class Run(NamedTuple):
@@ -36,7 +35,7 @@ def one_by_one(algorithm, key, data, num_rounds):
         states.append(state)
         kept.append(draws)
         infos.append(info)
-        assert not any(np.any(errors) for errors in fatal(info.counts).values())
+        assert not any(np.any(info.named()[name]) for name in info.fatal())
     return Run(states, kept, infos)
 
 

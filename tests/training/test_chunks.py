@@ -260,8 +260,8 @@ def test_the_node_with_a_broken_sample_is_named():
 def test_a_fatal_count_stops_and_names_node_and_round():
     infos = {"prefetch_misses": np.array([[0, 0, 0], [0, 0, 2]], np.int32), "dropped": np.array([5, 5], np.int32)}
     with pytest.raises(FatalCount, match=r"prefetch_misses: .* got 2 in rounds 11 to 12 .* node 2 in round 12"):
-        refuse_bad(infos, "private", 0, first_round=11)
-    refuse_bad({"dropped": infos["dropped"]}, "private", 0, first_round=11)
+        refuse_bad(infos, "private", 0, first_round=11, fatal=("prefetch_misses",))
+    refuse_bad(infos, "private", 0, first_round=11, fatal=())
 
 
 def test_an_info_of_another_form_is_refused():

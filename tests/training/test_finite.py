@@ -39,7 +39,7 @@ def good_numbers():
 
 def refuses(infos, measured):
     try:
-        refuse_bad(infos, "A", 0, first_round=1)
+        refuse_bad(infos, "A", 0, first_round=1, fatal=("batch_overflow", "prefetch_misses"))
         refuse_bad_scores(measured, "A", 0, 0, NUM_ROUNDS)
     except (Diverged, FatalCount):
         return True

@@ -73,8 +73,9 @@ def test_messages_tell_the_name_of_a_node():
     lost = {"consensus_distance": np.array([np.nan], np.float32)}
     with pytest.raises(Diverged, match=r"which left node 1 \('S01'\) with parameters"):
         refuse_bad(lost, "A", 0, first_round=1, params=lambda: params, names=names)
+    misses = {"prefetch_misses": np.array([[2, 0]], np.int32)}
     with pytest.raises(FatalCount, match=r"first 2 at node 0 \('S00'\) in round 1"):
-        refuse_bad({"prefetch_misses": np.array([[2, 0]], np.int32)}, "A", 0, first_round=1, names=names)
+        refuse_bad(misses, "A", 0, first_round=1, names=names, fatal=tuple(misses))
     with pytest.raises(Diverged, match=r"at node 1 \('S01'\) in round 3"):
         refuse_bad_scores({"own": {"x": np.array([1.0, np.nan])}}, "A", 0, 0, 3, names)
     with pytest.raises(ArgumentError, match=r"got 5, and node 1 \('S01'\) has 3"):

@@ -1,5 +1,6 @@
 """Noise and batches of each point are its own, the key can stay secret, and what is published is what is covered."""
 
+import dataclasses
 import itertools
 import json
 import re
@@ -292,6 +293,24 @@ class TestPublish:
         with np.load(tmp_path / "out" / "parameters" / "a" / "seed_1.npz") as held:
             state = restore_state(run, "A", cases["A"], 1)[1]
             np.testing.assert_array_equal(held["params"], algorithm_of({"noise_std": 0.1}).node_params(state))
+
+    def test_arrays_of_a_registered_class_have_their_names(self, tmp_path):
+        @jax.tree_util.register_dataclass
+        @dataclasses.dataclass
+        class Weights:
+            kernel: jax.Array
+
+        run, plain = open_run(tmp_path / "run", {}), case(0.1)
+        train({"A": plain}, run=run, quiet=True, key=secret_key(run))
+
+        def of_class(numbers):
+            learner = algorithm_of(numbers)
+            return learner._replace(node_params=lambda state: Weights(learner.node_params(state)))
+
+        publish(run, {"A": plain._replace(algorithm=of_class)}, tmp_path / "out")
+        with np.load(tmp_path / "out" / "parameters" / "a" / "seed_0.npz") as held:
+            assert held.files == ["kernel"]
+            assert held["kernel"].dtype == np.float32
 
     def test_nodes_with_budgets_of_their_own_are_added_up_one_by_one(self, tmp_path):
         def named(seed):

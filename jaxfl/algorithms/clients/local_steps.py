@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +43,11 @@ from jaxfl.core import (
     check,
     node_keys,
     purpose_key,
+    stream_key,
 )
 from jaxfl.core.algorithm import check_optimizer, constructor
 from jaxfl.core.devices import varying_like
+from jaxfl.core.info import Fatal
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import number_type
@@ -71,15 +73,16 @@ class LocalSteps(NamedTuple):
         weighting: "data" or "uniform", the rule of `weigh`.
         steps_at: round index () -> the steps that run in it, (), int32.
         check_data: (task, data) -> None; raises for data that `init` must refuse.
-        draw: (key, round index, active (k,), data, task, number of steps or None) -> `StepDraws`. A client's draws do
-            not depend on who else is active.
+        draw: (key, round index, active (k,), data, task, number of steps or None, stream=0) -> `StepDraws`. A client's
+            draws do not depend on who else is active. A second draw of a round takes another `stream`
+            (`core.stream_key`).
         steps: (data, active (k,), draws) -> `Step` with leaves (k, tau, ...).
         mean: (losses (c,), mask (c,)) -> the mean loss of a step, ().
         gradient_of: (task, data) -> the gradient of a `Step` by the whole model of a task.
         run: (gradient of a step, params, model state, what each step gets (tau, ...), round index, number of steps or
             None) -> (params, model state, `Info`) after one client's steps: means over steps of measurements, sums of
             counts, each ().
-        counts: (steps, draws, round index) -> counts of the active clients' steps by name, (k,), int32.
+        counts: (steps, draws, round index) -> `Info.counts` of the active clients' steps, (k,), int32.
         weigh: (data, active (k,)) -> the weights of the active clients, (k,), float32.
     """
 
@@ -98,7 +101,7 @@ class LocalSteps(NamedTuple):
     mean: Callable[[Array, Array], Array]
     gradient_of: Callable[[Task, FederatedData], GradientOf]
     run: Callable[..., tuple[PyTree, PyTree, Info]]
-    counts: Callable[[Step, StepDraws, Array], dict[str, Array]]
+    counts: Callable[[Step, StepDraws, Array], dict[str, Any]]
     weigh: Callable[[FederatedData, Array], Array]
 
 
@@ -120,8 +123,10 @@ def local_steps(
     Args:
         max_steps: tau, static, the most steps of a round.
         batch_size: b, samples in a step; the batches of different steps are independent.
-        optimizer: any optax optimizer, or a function of the round index that gives it (`client_sgd` does), for
-            schedules over rounds. Its state is new in each round. Its numbers may be traced.
+        optimizer: any optax optimizer, or a function of the round index that gives it (`client_sgd` does). Its state
+            is new in each round: a schedule counts the steps of one round, and moments begin at 0. Pass a function of
+            the round index for a schedule over rounds; moments that live through the run are the server's
+            (`fed_avg(server_optimizer=...)`). Its numbers may be traced.
         sampler: batch size -> how a step's batch is drawn. `jaxfl.gradients.fixed`: without repetition; a client with
             fewer samples uses all of them, and the mean is over those used. `poisson` and `uniform`: the mean is the
             sum over b, and no client may hold fewer samples.
@@ -174,7 +179,8 @@ def local_steps(
     if "MultiStepsState" in state_types:
         requirement, remedy = "must keep no gradients for later: it starts anew in each round", "Raise batch_size."
         raise ArgumentError("optimizer", requirement, "got optax.MultiSteps", remedy)
-    if max_steps == 1 and state_types & {"ScaleByScheduleState", "WrappedScheduleState"}:
+    stays = max_steps == 1 or (isinstance(num_steps, int) and num_steps == 1)
+    if stays and state_types & {"ScaleByScheduleState", "WrappedScheduleState"}:
         requirement = "must be a function of the round index for a schedule over rounds: it starts anew in each round"
         remedy = "Pass lambda k: optax.sgd(schedule(k)), or jaxfl.client_sgd(schedule)."
         raise ArgumentError("optimizer", requirement, "got a schedule that stays at its start", remedy)
@@ -205,7 +211,8 @@ def local_steps(
         check.per_node(data.num_nodes, noise=own_scales)
         check_types(task, data, noise)
 
-    def draw(key, round_index, active, data, task, override=None):
+    def draw(key, round_index, active, data, task, override=None, *, stream=0):
+        key = stream_key(key, stream)
         sizes, count = data.sizes[active], count_or_none(round_index, override)
 
         def step_keys(purpose):
@@ -318,10 +325,10 @@ def local_steps(
 
     def counts_of(steps, draws, round_index):
         """Count gradients, samples that found no slot in a Poisson batch, and the iterations that cost privacy."""
-        counts = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
+        counts: dict[str, Any] = {"gradient_evaluations": steps.mask.sum(axis=(1, 2), dtype=jnp.int32)}
         counts["forward_evaluations"] = jnp.zeros_like(counts["gradient_evaluations"])
         if scheme.name == "poisson":
-            counts[BATCH_OVERFLOW] = draws.batch_overflow
+            counts[BATCH_OVERFLOW] = Fatal(draws.batch_overflow)
         if is_private:
             counts["local_iterations"] = steps_at(round_index)  # (), of each client
         return counts

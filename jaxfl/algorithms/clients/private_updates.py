@@ -22,14 +22,14 @@ import jax.numpy as jnp
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, check, purpose_key
-from jaxfl.core.info import must_be_zero
+from jaxfl.core.info import Count, Discarded
 from jaxfl.core.tree import along_nodes, copied, norm
 from jaxfl.gradients import poisson
 from jaxfl.gradients.microbatches import in_blocks
 from jaxfl.gradients.per_example import clip_scale
 from jaxfl.privacy.mechanisms import NoiseMechanism, require_float_noise
 
-DISCARDED_UPDATES = must_be_zero("discarded_updates", stops_training=False)
+DISCARDED_UPDATES = "discarded_updates"
 """Count of clients whose update was not finite, and counted as zero."""
 
 
@@ -45,7 +45,7 @@ class ClippedSum(NamedTuple):
     """The sum of a round's clipped updates."""
 
     total: PyTree  # leaves (*leaf)
-    counts: dict[str, Array]  # (c,), int32: 1 for an update that was scaled down, or not finite and counts as zero
+    counts: dict[str, Count]  # (c,), int32: 1 for an update that was scaled down, or not finite and counts as zero
 
 
 class PrivateUpdates(NamedTuple):
@@ -103,7 +103,7 @@ class PrivateUpdates(NamedTuple):
             total=in_blocks(total, clean, jnp.where(is_valid, scale, 0.0))[0],
             counts={
                 "clipped_updates": (is_valid & (scale < 1)).astype(jnp.int32),
-                DISCARDED_UPDATES: (is_active & ~is_valid).astype(jnp.int32),
+                DISCARDED_UPDATES: Discarded((is_active & ~is_valid).astype(jnp.int32)),
             },
         )
 

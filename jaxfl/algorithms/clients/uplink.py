@@ -16,6 +16,7 @@ data, so privacy statements are the same with links as without.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,7 @@ from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateU
 from jaxfl.algorithms.clients.server import at_clients
 from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links, changing
 from jaxfl.core import Array, Info, Key, PyTree, Task, Variables
+from jaxfl.core.info import Count, Fatal, plain
 from jaxfl.core.tree import along_nodes, weighted_sum
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
 
@@ -67,7 +69,7 @@ class Received(NamedTuple):
     losses: Array  # (c,), float32, 0 for an update that was discarded
     weights: Array  # (c,), float32, of the losses
     total: Array  # (), float32, by which the weights are divided
-    counts: dict[str, Array]  # (c,), int32
+    counts: dict[str, Count]  # (c,), int32
 
     @property
     def loss(self) -> Array:
@@ -82,7 +84,8 @@ class Uplink(NamedTuple):
         is_private: whether updates are clipped and released with noise, and clients drawn independently.
         bits: of one number of an update; a number of the model state takes 32.
         check: (task, clients) -> None; raises for a task or clients that private updates do not protect.
-        init: (key, params) -> None; raises for params that are not of the noise's type.
+        init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, or links of
+            another number of clients.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
             they are not drawn independently) -> (active (c,), `UplinkDraws`).
         send: (draws, active (c,), weights (c,), losses (c,), the server's `Variables`, `Updates`) -> `Received`.
@@ -91,7 +94,7 @@ class Uplink(NamedTuple):
     is_private: bool
     bits: float
     check: Callable[[Task, LocalSteps], None]
-    init: Callable[[Key, PyTree], None]
+    init: Callable[[Key, PyTree, int], None]
     draw: Callable[..., tuple[Array, UplinkDraws]]
     send: Callable[[Any, Array, Array, Array, Variables, Updates], Received]
 
@@ -122,9 +125,11 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         if updates is not None:
             updates.check(task, clients)
 
-    def init(key, params):
+    def init(key, params, num_nodes):
         if updates is not None:
             jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
+        if links is not None:
+            jax.eval_shape(partial(links.draw_to_server, key, 0, num_nodes))  # which refuses links that do not fit
 
     def draw(key, round_index, params, num_nodes, num_active, choose):
         of_links = None if links is None else links.draw_to_server(key, round_index, num_nodes)
@@ -163,7 +168,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
             change=addition,
             is_heard=is_heard,
             shares=counts_now.astype(jnp.float32) / clients.num_expected,
-            losses=jnp.where(clipped_sum.counts[DISCARDED_UPDATES] > 0, 0.0, losses),
+            losses=jnp.where(plain(clipped_sum.counts[DISCARDED_UPDATES]) > 0, 0.0, losses),
             weights=is_present.astype(jnp.float32),
             total=jnp.float32(clients.num_expected),
             counts=counts | clipped_sum.counts,
@@ -204,8 +209,8 @@ def info_at_clients(info: Info, draws: UplinkDraws, active: Array, num_nodes: in
     of_clients = at_clients(info, active, num_nodes, draws.is_active)
     if draws.overflow is None:
         return of_clients
-    batches = of_clients.counts.get(BATCH_OVERFLOW, jnp.zeros(num_nodes, jnp.int32))
-    return of_clients.plus({BATCH_OVERFLOW: batches + draws.overflow})
+    batches = plain(of_clients.counts.get(BATCH_OVERFLOW, jnp.zeros(num_nodes, jnp.int32)))
+    return of_clients.plus({BATCH_OVERFLOW: Fatal(batches + draws.overflow)})
 
 
 def _quotient(total: Array, count: Array | float) -> Array:

@@ -13,6 +13,7 @@ from reference.dp_clients import dp_fed_avg
 from reference.runs import assert_same, check_noise, client_batches, flat, node_samples, one_by_one, without_slot
 
 import jaxfl
+from jaxfl.core.info import plain
 from jaxfl.models import classification, layers, sequential
 
 KEY = jax.random.key(7)
@@ -171,7 +172,7 @@ def test_one_client_changes_the_sum_by_at_most_clip_norm():
     kept = np.where(np.isfinite(sizes) & there, np.minimum(np.nan_to_num(sizes), CLIP_NORM), 0.0)
     np.testing.assert_allclose(total.total["a"], kept @ directions.astype(np.float64), rtol=1e-5, atol=1e-7)
     np.testing.assert_array_equal(total.counts["clipped_updates"], [0, 0, 0, 0, 1, 1, 0, 0, 0])
-    np.testing.assert_array_equal(total.counts["discarded_updates"], [0, 0, 0, 0, 0, 0, 1, 1, 0])
+    np.testing.assert_array_equal(plain(total.counts["discarded_updates"]), [0, 0, 0, 0, 0, 0, 1, 1, 0])
     for client in range(9):
         other = updates.sum(changes, jnp.asarray(there & (np.arange(9) != client)))
         assert np.linalg.norm(flat(total.total) - flat(other.total)) <= CLIP_NORM * (1 + 1e-6)

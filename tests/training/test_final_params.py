@@ -136,19 +136,6 @@ def test_of_push_sum_it_is_the_debiased_ones_and_the_folder_alone_is_read(tmp_pa
     assert not np.array_equal(*(load_params(run, "A", seed)["dense_1"]["kernel"] for seed in case.seeds))
 
 
-def test_a_file_says_whose_and_of_which_round_it_is_and_a_lane_that_diverged_has_none(tmp_path):
-    bad = toy_case(seeds=(0, 1), num_rounds=20, numbers={"bad_round": 12.0})
-    cases = {"Bad": bad, "Good": bad._replace(numbers={"bad_round": 99.0}, max_rounds=15)}
-    summary = train_toy(tmp_path, cases)
-    assert summary["cases"]["Bad"]["status"] == ["diverged"] * 2
-    found = {}
-    for path in (tmp_path / "final").iterdir():
-        with safetensors.safe_open(path, "np") as file:
-            header = json.loads(file.metadata()["jaxfl"])
-            found[path.name] = header["case"], header["seed"], header["round"]
-    assert found == {f"good_seed_{seed}.safetensors": ("Good", seed, 15) for seed in (0, 1)}
-
-
 def test_none_are_written_where_none_are_wanted(tmp_path):
     train_toy(tmp_path, {"A": toy_case(seeds=(0,), num_rounds=3)}, keep_params=False)
     assert not (tmp_path / "final").exists()

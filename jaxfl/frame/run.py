@@ -34,7 +34,7 @@ from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.hooks import Hook, all_of, profile, tracker
 from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.sites import SITES, site_table
-from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking, read_results
+from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking, read_results, trouble
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
@@ -268,7 +268,8 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
     if row.seeds != (0,):
         words += ["--seeds", *map(str, row.seeds)]
     command = f"{request.experiment.command} {shlex.join(words)}"
-    value = format_spread(metric, summary["cases"][best].get(metric))
+    entry = summary["cases"][best]
+    value = ", ".join(filter(None, [format_spread(metric, entry.get(metric)), trouble(entry)]))
     told = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 

@@ -30,7 +30,7 @@ from jaxfl.privacy.selection import selected_epsilon, selection
 from jaxfl.training import load_params, read_results
 
 COMMANDS = {
-    "sweep": "--grid step_size=0.01,0.02,0.04,0.03,100 --seeds 3 1 --baselines without_noise",
+    "sweep": "--noise 0.4 --grid step_size=0.01,0.02,0.04,0.03,100 --seeds 3 1 --baselines without_noise",
     "search": "--sample step-size=0.01:0.05 --num-samples 4 --private-selection geometric --seed-from-os --publish OUT",
 }
 METRICS = {  # how headings begin

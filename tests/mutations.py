@@ -169,6 +169,7 @@ jaxfl/training/sites.py: rounded_up(max(epsilons), 4) => rounded_up(min(epsilons
 jaxfl/training/lockstep.py: if status in WHOLE and self._final is not None: => if self._final is not None:
 jaxfl/training/final_params.py: "round": round_index => "round": 0
 jaxfl/training/summary.py: last.get((case, seed)) if record.get("status") in WHOLE else None => last.get((case, seed))
+jaxfl/training/summary.py: record["status"], record["until"]] => record["status"], line.get("round")]
 jaxfl/training/summary.py: = float(np.median(own)) => = float(np.mean(own))
 jaxfl/training/summary.py: "rounds": max(rounds), => "rounds": min(rounds),
 jaxfl/frame/run.py: if name in request.rows and not request.rows[name].baseline] => if name in request.rows]
@@ -196,8 +197,6 @@ jaxfl/training/final_params.py: sorted(map(str, _paths(tree))) != sorted(map(str
 jaxfl/training/final_params.py: if isinstance(row, bool) or not => if not
 [tests/training/test_sweep.py -k column]
 jaxfl/training/summary.py: f"option_{name}" if name in ("case", "seed", *ending) else name => name
-[tests/training/test_released.py]
-jaxfl/training/summary.py: record["status"], record["until"]] => record["status"], line.get("round")]
 [tests/training/test_pass_directory.py]
 jaxfl/training/pass_directory.py: os.fsync(file.fileno()) => pass
 jaxfl/training/pass_directory.py: if line["round"] <= rounds.get(lane, -1): => if False:
@@ -222,22 +221,23 @@ jaxfl/training/compilation_cache.py: owner.st_mode & 0o022 => owner.st_mode & 0o
 jaxfl/training/compilation_cache.py: _set(before) => pass
 jaxfl/training/compilation_cache.py: zlib.crc32(chr(10).join(found).encode()) => 0
 [tests/frame]
-jaxfl/frame/experiment.py: if set(left) & explicit and set(right) & explicit: => if False:
 jaxfl/frame/experiment.py: if values.get("seed", 0) not in seeds: => if True:
 jaxfl/frame/choose.py: return options[self.option] in self.values => return True
 jaxfl/frame/choose.py: if arguments[key] is None and default is _REQUIRED: => if False:
 jaxfl/frame/options.py: if not 0 <= number < 2**32: => if not 0 <= number < 2**33:
-jaxfl/frame/grid.py: low < high and (scale == "" or low > 0) => low < high
 jaxfl/frame/grid.py: np.random.default_rng((seed, number)) => np.random.default_rng(seed)
 jaxfl/frame/grid.py: if len(row) < len(pairs): => if False:
+[tests/experiments/test_bad_inputs.py]
 jaxfl/frame/options.py: elif option.traced and math.isfinite(number): => elif False:
+jaxfl/frame/grid.py: low < high and (scale == "" or low > 0) => low < high
+jaxfl/frame/experiment.py: if set(left) & explicit and set(right) & explicit: => if False:
 [tests/experiments/test_baselines.py -k 'rows or pooled']
 jaxfl/frame/experiment.py: all(s.get(name, value) == value for s in settings) => True
 [tests/experiments/test_own_data.py -k follows_the_sizes]
 jaxfl/frame/own_files.py: max(1, min(values["batch_size"], most)) => values["batch_size"]
 [tests/experiments/test_launcher.py -k secret_key]
 jaxfl/frame/run.py: key=secret_key(records) if has_secret else None, => key=None,
-[tests/graphs/test_graph_files.py tests/core/test_rulebook.py]
+[tests/graphs/test_graph_files.py tests/data/test_tables.py]
 jaxfl/graphs/files.py: for sender, receiver in edges) => for receiver, sender in edges)
 jaxfl/graphs/files.py: "metropolis" if both_ways else "uniform", names=order => "uniform", names=order
 jaxfl/graphs/files.py: order = tables.in_order(named => order = sorted(named

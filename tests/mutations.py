@@ -54,7 +54,7 @@ jaxfl/graphs/validation.py: (False, adjacency.T) => (False, adjacency)
 jaxfl/graphs/tracking_conditions.py: q1 = rate_1 / (norm_2 * smoothness) => q1 = rate_1 / (norm_1 * smoothness)
 jaxfl/graphs/tracking_conditions.py: gamma + 2 * beta - 2 * eta => gamma + beta - 2 * eta
 [tests/graphs/test_graph_files.py]
-jaxfl/graphs/files.py: status.st_size != array.offset + array.nbytes => False
+jaxfl/graphs/files.py: if size != array.offset + array.nbytes: => if False:
 [tests/gradients/test_per_example.py]
 jaxfl/gradients/per_example.py: above = norms > clip_norm => above = norms > 2 * clip_norm
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and dense and poisson']
@@ -102,7 +102,7 @@ jaxfl/models/normalization.py: - 0.5 * factor * inverse * scale_error => - facto
 jaxfl/models/composite.py: inputs / ratio), {} => inputs * ratio), {}
 [tests/data/test_partition.py]
 jaxfl/data/partition.py: (scaled_log - scaled_log.max()) / alpha => (scaled_log - scaled_log.max()) * alpha
-jaxfl/data/partition.py: spawn_key=(int(stream),) => spawn_key=(0,)
+jaxfl/data/partition.py: spawn_key=(int(stream), => spawn_key=(0,
 [tests/data/test_pool.py]
 jaxfl/data/pool.py: row[: len(part)] = part => row[-len(part) :] = part
 jaxfl/data/pool.py: if count.max() > 1: => if count.max() > 2:
@@ -148,13 +148,118 @@ jaxfl/training/lockstep.py: self._most - since) => self._most)
 jaxfl/training/passes.py: v.budgets for v in cases => False for v in cases
 [tests/training/test_evaluation.py]
 jaxfl/training/measures.py: jnp.where(batch.counts, value, 0) => value
-jaxfl/training/measures.py: values.max() if name => values.min() if name
+jaxfl/training/measures.py: values.max() if larger_is_worse => values.min() if larger_is_worse
 [tests/training/test_stationarity.py]
 jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
 [tests/training/test_progress_and_summary.py]
 jaxfl/training/summary.py: known.std(ddof=1) => known.std(ddof=0)
 [tests/frame/test_frame_request.py]
 jaxfl/frame/grid.py: itertools.product(*rows) => zip(*rows)
+[tests/training/test_printed.py]
+jaxfl/analysis/report.py: = winner["privacy"] + cases[winner["case"]]["privacy"] => = cases[winner["case"]]["privacy"]
+jaxfl/analysis/report.py: if any(row[name] for row in one.sites)] => if one.sites[0][name]]
+jaxfl/analysis/report.py: epsilon = rounded_up(max(epsilons), 4) => epsilon = rounded_up(min(epsilons), 4)
+jaxfl/analysis/report.py: _mean([row[name] for row in own]) => _mean([row[name] for row in own[:1]])
+jaxfl/analysis/report.py: {k: v for k, v in changes.get(name, {}).items() if k != "seeds"} => {}
+jaxfl/analysis/report.py: own = [(one, [t for t => own = [(alike[0], [t for t
+jaxfl/training/sites.py: lane.case.seeds.index(lane.seed) if len(parts) == => 0 if len(parts) ==
+jaxfl/training/sites.py: noise[node % len(noise)] if noise => noise[0] if noise
+jaxfl/training/sites.py: own[node % len(own)] if len(own) in (1, count) => own[0] if len(own) in (1, count)
+jaxfl/training/sites.py: rounded_up(max(epsilons), 4) => rounded_up(min(epsilons), 4)
+jaxfl/training/lockstep.py: if status in WHOLE and self._final is not None: => if self._final is not None:
+jaxfl/training/final_params.py: "round": round_index => "round": 0
+jaxfl/training/summary.py: last.get((case, seed)) if record.get("status") in WHOLE else None => last.get((case, seed))
+jaxfl/training/summary.py: record["status"], record["until"]] => record["status"], line.get("round")]
+jaxfl/training/summary.py: = float(np.median(own)) => = float(np.mean(own))
+jaxfl/training/summary.py: "rounds": max(rounds), => "rounds": min(rounds),
+jaxfl/frame/run.py: if name in request.rows and not request.rows[name].baseline] => if name in request.rows]
+jaxfl/frame/run.py: in (own | row.settings).items() => in row.settings.items()
+jaxfl/frame/run.py: if row.seeds != (0,): => if row.seeds == (0,):
+jaxfl/frame/run.py: best, row = compared[0], => best, row = compared[-1],
+jaxfl/frame/run.py: Best of {len(compared)} => Best of {len(request.rows)}
+jaxfl/frame/run.py: rounds = max(entry["rounds_per_seed"]) => rounds = min(entry["rounds_per_seed"])
+jaxfl/frame/selecting.py: privacy = _paid(search, cases[name], row["privacy"]) => privacy = list(row["privacy"])
+jaxfl/privacy/statements.py: digits, decimal.ROUND_CEILING) => digits, decimal.ROUND_FLOOR)
+[tests/analysis/test_report.py]
+jaxfl/analysis/report.py: for one in shown if not _is_baseline(one)} => for one in shown}
+jaxfl/analysis/report.py: if s["dp_epsilon"] is not None and t not in common] => if t not in common]
+[tests/analysis/test_plots.py tests/analysis/test_final_plot.py]
+jaxfl/analysis/final_plot.py: if row["status"] == "diverged"} => if False}
+jaxfl/analysis/plots.py: np.min(values[number]) => np.mean(values[number])
+[tests/training/test_sites.py]
+jaxfl/training/sites.py: len(own & other.case.settings.items()) => 0
+jaxfl/training/sites.py: sign = -1 if larger_is_worse(metrics[0]) else 1 => sign = 1
+[tests/training/test_final_params.py]
+jaxfl/training/final_params.py: if name not in arrays or _form(arrays[name]) != form: => if name not in arrays:
+jaxfl/training/final_params.py: != (case, seed): => is None:
+jaxfl/training/final_params.py: header.keys() <= _EARLIER => "checksum" not in header
+jaxfl/training/final_params.py: sorted(map(str, _paths(tree))) != sorted(map(str, paths.values())) => False
+jaxfl/training/final_params.py: if isinstance(row, bool) or not => if not
+[tests/training/test_sweep.py -k column]
+jaxfl/training/summary.py: f"option_{name}" if name in ("case", "seed", *ending) else name => name
+[tests/training/test_pass_directory.py]
+jaxfl/training/pass_directory.py: os.fsync(file.fileno()) => pass
+jaxfl/training/pass_directory.py: if line["round"] <= rounds.get(lane, -1): => if False:
+[tests/training/test_secrecy.py]
+jaxfl/training/publish.py: sums |= _node_by_node(cases, of_nodes, relation) => pass
+jaxfl/training/publish.py: np.sum([np.max( => np.sum([np.min(
+jaxfl/training/publish.py: if not case.covered: => if False:
+jaxfl/training/publish.py: = ("finished", "budget_spent") => = ("finished", "budget_spent", "stopped_early")
+jaxfl/training/publish.py: st_mode & 0o077: => st_mode & 0o007:
+jaxfl/core/keys.py: sort_keys=True, default=_plain => default=_plain
+jaxfl/core/keys.py: text += data if isinstance(data, str) => text += "" if isinstance(data, str)
+[tests/experiments/test_private_selection.py -k winner_has]
+jaxfl/training/publish.py: called = {winner: "selected"} => called = {winner: winner}
+[tests/experiments/test_private_selection.py -k 'covers or refusals or number_of or fresh or alike']
+jaxfl/frame/selecting.py: if not case.covered: => if False:
+jaxfl/frame/selecting.py: if len(stated) > 1: => if False:
+jaxfl/frame/selecting.py: np.random.default_rng((self.entropy, _OF_COUNT)) => np.random.default_rng((self.entropy, 0))
+jaxfl/frame/selecting.py: table, digits=17) => table, digits=6)
+jaxfl/frame/experiment.py: if other is not settings: => if False:
+[tests/training/test_compilation_cache.py]
+jaxfl/training/compilation_cache.py: owner.st_mode & 0o022 => owner.st_mode & 0o002
+jaxfl/training/compilation_cache.py: _set(before) => pass
+jaxfl/training/compilation_cache.py: zlib.crc32(chr(10).join(found).encode()) => 0
+[tests/frame]
+jaxfl/frame/experiment.py: if values.get("seed", 0) not in seeds: => if True:
+jaxfl/frame/choose.py: return options[self.option] in self.values => return True
+jaxfl/frame/choose.py: if arguments[key] is None and default is _REQUIRED: => if False:
+jaxfl/frame/grid.py: np.random.default_rng((seed, number)) => np.random.default_rng(seed)
+jaxfl/frame/grid.py: if len(row) < len(pairs): => if False:
+[tests/experiments/test_bad_inputs.py]
+jaxfl/frame/options.py: if not 0 <= number < 2**32: => if not 0 <= number < 2**33:
+jaxfl/frame/options.py: elif option.traced and math.isfinite(number): => elif False:
+jaxfl/frame/grid.py: low < high and (scale == "" or low > 0) => low < high
+jaxfl/frame/experiment.py: if set(left) & explicit and set(right) & explicit: => if False:
+[tests/experiments/test_baselines.py -k 'rows or pooled']
+jaxfl/frame/experiment.py: all(s.get(name, value) == value for s in settings) => True
+[tests/experiments/test_own_data.py -k follows_the_sizes]
+jaxfl/frame/own_files.py: max(1, min(values["batch_size"], most)) => values["batch_size"]
+[tests/experiments/test_launcher.py -k secret_key]
+jaxfl/frame/run.py: key=secret_key(records) if has_secret else None, => key=None,
+[tests/graphs/test_graph_files.py tests/data/test_tables.py]
+jaxfl/graphs/files.py: for sender, receiver in edges) => for receiver, sender in edges)
+jaxfl/graphs/files.py: "metropolis" if both_ways else "uniform", names=order => "uniform", names=order
+jaxfl/graphs/files.py: order = tables.in_order(named => order = sorted(named
+[tests/data/test_tables.py tests/core/test_rulebook.py]
+jaxfl/core/tables.py: _DIGITS = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})") => _DIGITS = re.compile(r"[+-]?[0-9]{1,18}")
+jaxfl/core/tables.py: sorted(distinct, key=int) if => sorted(distinct) if
+jaxfl/core/tables.py: for one in name.casefold() if => for one in name if
+jaxfl/data/tables.py: return tuple(numbers[name] for name in names) => return tuple(numbers.values())
+[tests/data/test_partition.py tests/experiments/test_one_record.py]
+jaxfl/data/tables.py: held_names(ids.names, share)[ids.numbers] => held_names(ids.names, share)[ids.numbers - 1]
+jaxfl/data/held_out.py: & (numbers < numbers.max()) => & (numbers <= numbers.max())
+[tests/channel/test_ledger.py]
+jaxfl/channel/ledger.py: simulated_seconds.max(axis=-1) + => simulated_seconds.mean(axis=-1) +
+jaxfl/channel/ledger.py: lib.maximum(bits / bits_per_second, book.slot_seconds) => bits / bits_per_second
+jaxfl/channel/ledger.py: watts = 1e-3 * 10 ** (transmit_dbm / 10) => watts = 10 ** (transmit_dbm / 10)
+[tests/privacy/test_audit_noise.py]
+jaxfl/privacy/audit_noise.py: np.sqrt(counts[: len(leaf)][sent]) => counts[: len(leaf)][sent]
+jaxfl/privacy/audit_noise.py: not lower <= 1 <= upper, smallest => not lower <= 1, smallest
+jaxfl/privacy/audit_noise.py: added / visit, rate * (1 - rate) => added / visit, rate
+[tests/privacy/test_statements.py]
+jaxfl/privacy/statements.py: dp_delta * num_records < 1: => dp_delta * num_records < 100:
+jaxfl/privacy/statements.py: asked = _ASKED if stated.get("asked") else "" => asked = ""
 """
 
 
@@ -204,7 +309,7 @@ def outcome(folder: Path, row: Row) -> str:
 
 
 def main(words: list[str]) -> int:
-    rows, results = read_rows(), []
+    rows, results, rooms = read_rows(), [], {}
     if words == ["--check"]:
         return 0
     with tempfile.TemporaryDirectory() as name:
@@ -213,6 +318,8 @@ def main(words: list[str]) -> int:
             if not words or any(word in row.file for word in words):
                 results.append(outcome(Path(name), row))
                 print(f"{results[-1]:9} {row.file}: {row.text} => {row.replacement}", flush=True)
+                rooms.setdefault(row.file.split("/")[1], []).append(results[-1] == "caught")
+    print(", ".join(f"{room} {sum(caught)} of {len(caught)}" for room, caught in sorted(rooms.items())))
     caught = results.count("caught")
     print(f"{caught} of {len(results)} caught")
     return int(caught < len(results))

@@ -51,7 +51,7 @@ _COLUMNS = {  # of the table: entry of summary.json -> heading
     "test_loss": "test loss",
     "train_loss": "training loss",
 }
-_COSTS = {"total_bits_sent": "bits sent", "total_simulated_seconds": "simulated seconds", "total_joules": "joules"}
+_COSTS = {"bits_sent": "bits sent", "simulated_seconds": "simulated seconds", "joules": "joules"}
 _BEFORE_METRICS = 9  # columns of sites.csv
 _MOST_COLORED = 14  # cases; further ones are grey
 _MOST_NAMED = 3  # cases, before a statement that they share
@@ -170,7 +170,7 @@ def _results(shown: Sequence[Shown]) -> str:
     from matplotlib.ticker import EngFormatter
 
     metrics = [name for name in _COLUMNS if any(one.row.get(name) for one in shown)]
-    costs = [name for name in _COSTS if any(_last(one, name) for one in shown)]
+    costs = [name for name in _COSTS if any(_cost(one, name) for one in shown)]
     short = EngFormatter(places=2, sep=" ")
     heading = ["case", "ε", *(_COLUMNS[name] for name in metrics), *(_COSTS[name] for name in costs), "status"]
     rows = [
@@ -178,7 +178,7 @@ def _results(shown: Sequence[Shown]) -> str:
             one.label,
             _epsilon_text(one),
             *(_spread(name, one.row.get(name)) for name in metrics),
-            *("–" if (cost := _last(one, name)) is None else short(cost) for name in costs),
+            *("–" if (cost := _cost(one, name)) is None else short(cost) for name in costs),
             ", ".join(dict.fromkeys(one.row.get("status", []))),
         ]
         for one in shown
@@ -197,10 +197,9 @@ def _all_statements(shown: Sequence[Shown]) -> list[Mapping[str, Any]]:
     return [stated for one in shown for stated in one.row.get("privacy", [])]
 
 
-def _last(one: Shown, name: str) -> float | None:
-    """A cost at the end, mean over seeds."""
-    values = [value for line in one.lines.ends().values() if (value := line.get(name)) is not None]
-    return float(np.mean(values)) if values else None
+def _cost(one: Shown, name: str) -> float | None:
+    """A cost of the whole run, mean over the seeds that did not diverge, as in the table on the screen."""
+    return one.row.get("costs", {}).get(name, {}).get("mean")
 
 
 def _stated(one: Shown) -> Mapping[str, Any] | None:
@@ -237,7 +236,7 @@ def _curves(shown: Sequence[Shown]) -> str:
     panels = [panel for panel in _PANELS if any(len(one.lines.having(panel.metric)) for one in shown)]
     figures = [_panel(shown, panel, "rounds") for panel in panels]
     for cost in ("bits", "seconds", "joules"):
-        if panels and any(_last(one, X_AXES[cost].totals[0]) for one in shown):
+        if panels and any(line.get(X_AXES[cost].totals[0]) for one in shown for line in one.lines):
             figures.append(_panel(shown, panels[0], cost))
     epsilons = [stated["dp_epsilon"] for one in shown if (stated := _stated(one)) is not None]
     if panels and epsilons and max(epsilons) > 1.01 * min(epsilons):
@@ -340,7 +339,8 @@ def _sites(shown: Sequence[Shown]) -> str:
         groups: dict[str, list[Mapping[str, str]]] = {}
         for row in one.sites:
             groups.setdefault(row["site"], []).append(row)
-        metrics = [name for name in [*one.sites[0]][_BEFORE_METRICS:] if one.sites[0][name]] if one.sites else []
+        names = [*one.sites[0]][_BEFORE_METRICS:] if one.sites else []
+        metrics = [name for name in names if any(row[name] for row in one.sites)]
         rows = []
         for site, own in groups.items():
             epsilons = [float(row["dp_epsilon"]) for row in own if row["dp_epsilon"]]

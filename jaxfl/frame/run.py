@@ -35,7 +35,7 @@ from jaxfl.training.crash import last_words
 from jaxfl.training.hooks import Hook, all_of, profile, tracker
 from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.sites import SITES, site_table
-from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking, read_results
+from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking, read_results, trouble
 
 _MOST_DEVICES = 8  # of a CPU: each holds a copy of what is not shared out
 
@@ -269,7 +269,8 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
     if row.seeds != (0,):
         words += ["--seeds", *map(str, row.seeds)]
     command = f"{request.experiment.command} {shlex.join(words)}"
-    value = format_spread(metric, summary["cases"][best].get(metric))
+    entry = summary["cases"][best]
+    value = ", ".join(filter(None, [format_spread(metric, entry.get(metric)), trouble(entry)]))
     told = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
     return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 

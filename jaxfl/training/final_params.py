@@ -2,15 +2,17 @@
 
 A file holds `Algorithm.node_params` of the last state, one array (n, *leaf) for each leaf: a row for each node
 (for push-sum the de-biased parameters), or a single row where a server has one model for all. The header says in JSON
-how the leaves make a tree, and names the classes where they have names. A file is replaced atomically, and a resumed
-run writes the same bytes.
+whose parameters they are, after which round, how the leaves make a tree, and names the classes where they have names.
+It has the form and checksum of every array and a checksum of its own, as a checkpoint's record. A file is replaced
+atomically, and a resumed run writes the same bytes.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, PyTree, Variables
 from jaxfl.core.outputs import drop_link
 from jaxfl.core.tree import leaf_names
-from jaxfl.training.json_files import write_atomically
+from jaxfl.training.json_files import Damaged, checked, with_checksum, write_atomically
 from jaxfl.training.processes import on_first
 from jaxfl.training.run_directory import RunDirectory, slug
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 FINAL = "final"
 _HEADER = "jaxfl"  # a single entry: safetensors writes several in no fixed order
+_UNREADABLE = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)  # errors of other forms
+_FORM = {"case": str, "seed": int, "is_variables": bool, "paths": dict, "arrays": dict}
+_EARLIER = {"case", "seed", "round", "nodes", "classes", "is_variables", "paths"}  # all of a header without checksums
 
 
 def final_path(run: Path, label: Label) -> Path:
@@ -50,16 +55,17 @@ def write_params(
 
     leaves, paths = leaf_names(params), [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     rows = len(next(iter(leaves.values())))
+    arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     header = {
         **{"case": label[0], "seed": label[1], "round": round_index},
         "nodes": list(names) if names is not None and len(names) == rows else None,
         **({"classes": list(classes)} if classes else {}),
         "is_variables": isinstance(params, Variables),
         "paths": {name: [_step(key) for key in path] for name, path in zip(leaves, paths, strict=True)},
+        "arrays": {name: _form(array) for name, array in arrays.items()},
     }
-    arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     drop_link(run / FINAL)
-    write_atomically(final_path(run, label), save(arrays, {_HEADER: json.dumps(header)}))
+    write_atomically(final_path(run, label), save(arrays, {_HEADER: json.dumps(with_checksum(header))}))
 
 
 def load_params(
@@ -79,10 +85,11 @@ def load_params(
         float32 or as the task has them. `Variables` of such trees where the task has batch statistics or dropout.
 
     Raises:
-        ArgumentError: there is no such file, it is damaged, or it has no such node.
+        ArgumentError: there is no such file, it is damaged or of another case or seed, or it has no such node.
 
     Guarantees:
         - equals `node_params` of the last state, bit for bit.
+        - an altered file is refused; of an earlier version's, which has no checksums, only its form is looked at.
     """
     import safetensors
 
@@ -94,26 +101,60 @@ def load_params(
         raise ArgumentError("case", f"must have a file {path}", f"{folder / FINAL} has {there}", remedy)
     try:
         with safetensors.safe_open(path, "np") as file:
-            header = json.loads(file.metadata()[_HEADER])
-            leaves = [(steps, file.get_tensor(text)) for text, steps in header["paths"].items()]
-    except (safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        found, remedy = f"it does not ({error})", "Resume the run: one that had not ended writes the file again."
+            header = _checked_header(json.loads(file.metadata()[_HEADER]))
+            arrays = {text: file.get_tensor(text) for text in file.keys()}
+        tree, names, rows = _tree(header, arrays)
+    except (safetensors.SafetensorError, Damaged, *_UNREADABLE) as error:
+        found, remedy = f"it does not ({error or 'nothing'})", "Resume the run: one that had not ended writes it again."
         raise ArgumentError("run", f"{path} must hold what a run wrote", found, remedy) from None
-    if node is not None:
-        row, rows = _row(node, header["nodes"]), len(leaves[0][1])
-        if row is None or not 0 <= row < rows:
-            remedy = f"Pass 0 to {rows - 1}" + (", or a name." if header["nodes"] else ".")
-            raise ArgumentError("node", f"must be one of the {rows} of {path}", f"got {node!r}", remedy)
-        leaves = [(steps, leaf[row]) for steps, leaf in leaves]
-    tree = _nested(leaves)
-    return Variables(tree["params"], tree.get("model_state", {})) if header["is_variables"] else tree
+    if (whose := (header["case"], header["seed"])) != (case, seed):
+        found, remedy = f"{path} is of {whose[0]}, seed {whose[1]}", "Put back the file that belongs there."
+        raise ArgumentError("case", f"must have its own file, {case}, seed {seed}", found, remedy)
+    if node is None:
+        return tree
+    row = names.index(node) if node in names else node
+    if isinstance(row, bool) or not isinstance(row, int | np.integer) or not 0 <= row < rows:
+        remedy = f"Pass 0 to {rows - 1}" + (", or a name." if names else ".")
+        raise ArgumentError("node", f"must be one of the {rows} of {path}", f"got {node!r}", remedy)
+    return jax.tree.map(lambda leaf: leaf[row], tree)
 
 
-def _row(node: int | str, names: Sequence[str] | None) -> int | None:
-    """The row of a node; None for an unknown node."""
-    if not isinstance(node, str):
-        return node
-    return names.index(node) if names and node in names else None
+def _checked_header(header: Any) -> dict[str, Any]:
+    """The header, whose checksum fits; an earlier version wrote none, and such a header has no other entries."""
+    if isinstance(header, dict) and header.keys() <= _EARLIER:
+        header = with_checksum({**header, "arrays": {}})
+    return checked(header, _FORM)
+
+
+def _tree(header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> tuple[PyTree, list[str], int]:
+    """The tree of the arrays, the names of the nodes where they have any, and the number of rows.
+
+    Raises:
+        Damaged: the arrays or the tree are not what a run wrote; further kinds are in `_UNREADABLE`.
+    """
+    for name, form in header["arrays"].items():
+        if name not in arrays or _form(arrays[name]) != form:
+            raise Damaged(f"{name} is altered")
+    paths, names = header["paths"], header["nodes"] or []
+    tree = _nested([(steps, arrays[text]) for text, steps in paths.items()])
+    rows = {len(array) for array in arrays.values()}
+    if paths.keys() != arrays.keys() or sorted(map(str, _paths(tree))) != sorted(map(str, paths.values())):
+        raise Damaged("its paths are not those of its arrays")
+    if len(rows) != 1 or not all(isinstance(name, str) for name in names) or (names and len(names) not in rows):
+        raise Damaged("its arrays have not a row for each node")
+    if header["is_variables"]:
+        tree = Variables(tree["params"], tree.get("model_state", {}))
+    return tree, names, rows.pop()
+
+
+def _form(array: np.ndarray) -> list[Any]:
+    """Kind of numbers, shape and checksum of an array, as JSON gives them back."""
+    return [array.dtype.name, list(array.shape), zlib.crc32(array.tobytes())]
+
+
+def _paths(tree: PyTree) -> list[list[list[Any]]]:
+    """The steps from the root to each leaf."""
+    return [[_step(key) for key in path] for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
 
 
 def _step(key: Any) -> list[Any]:

@@ -250,7 +250,7 @@ def summary_table(
         lines += [f"{name}: {statement_text(each)}" for name, statements in stated.items() for each in statements]
         lines += simulation(stated)
     costs = {name: _costs_text(row.get("costs", {})) for name, row in cases.items()}
-    troubled = any(_trouble(row) for row in cases.values())
+    troubled = any(trouble(row) for row in cases.values())
     table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
     table.add_column("case", overflow="fold")  # names with the same first letters must stay distinct
     table.add_column("rounds", justify="right")
@@ -264,7 +264,7 @@ def summary_table(
     for case, row in cases.items():
         cells = [format_spread(name, row.get(name)) for name in shown]
         cells += [costs[case]] if any(costs.values()) else []
-        table.add_row(case, str(row["rounds"]), *cells, *([_trouble(row)] if troubled else []))
+        table.add_row(case, str(row["rounds"]), *cells, *([trouble(row)] if troubled else []))
     return table
 
 
@@ -287,7 +287,7 @@ def with_prefix(value: float, unit: str) -> str:
     return f"{rounded / 1000.0**power:.3g}{' kMGTPpnµm'[power].strip()}{unit}"
 
 
-def _trouble(row: Mapping[str, Any]) -> str:
+def trouble(row: Mapping[str, Any]) -> str:
     """Describe the ends of the seeds that did not finish. The text is empty if all finished."""
     statuses = row.get("status", ())
     bad = [status for status in STATUSES[2:] if status in statuses]

@@ -1,4 +1,4 @@
-"""The report: one page that needs nothing else, and says what the run's files say."""
+"""The report: one page that needs nothing else. tests/training/test_printed.py finds its numbers in the records."""
 
 import html.parser
 import json
@@ -39,14 +39,6 @@ def _run(folder, cases=("A", "B"), name="run"):
     }
     rows = {case: row | {"privacy": stated[case]} for case in cases}
     (folder / "summary.json").write_text(json.dumps({"cases": rows}))
-    head = "case,seed,site,samples,dp_epsilon,dp_delta,bound,neighboring_relation,noise_std,test_accuracy"
-    sites = [
-        f"{case},{seed},{site},90,{epsilon},1e-05,proven,zero_out,0.25,{0.9 + 0.02 * seed}"
-        for case in cases
-        for seed, epsilons in enumerate(((1.0, 2.0004), (1.5, 1.0)))
-        for site, epsilon in zip(("Oslo", "Lund"), epsilons, strict=True)
-    ]
-    (folder / "sites.csv").write_text("\n".join([head, *sites]))
     changed = {case: {"step_size": 0.1 * number, "seeds": [0, 1]} for number, case in enumerate(cases, start=1)}
     config = {"step_size": 0.5, "nodes": 2, "dataset": "digits", "cases": changed, "settled": {}}
     environment = {"jax": "1.2.3"}
@@ -84,44 +76,17 @@ def _page(*runs, to):
     return page, checked.loaded
 
 
-def test_a_page_says_what_the_files_say(tmp_path):
+def test_a_page_draws_the_curves_itself_and_takes_in_other_pictures(tmp_path):
     page, loaded = _page(_run(tmp_path), to=tmp_path)
-    for text in (
-        "91.0 ± 1.4 %",
-        "ε = 2.001 proven (zero out one sample",
-        "2.001 proven",
-        "9.00 M",
-        "toy, digits",
-        "1.2.3",
-    ):
-        assert text in page, text
-    assert len(loaded) == 1  # budgets.png; the page draws the curves itself
+    assert len(loaded) == 1  # budgets.png
     assert page.count('<figure role="img"') == 3  # accuracy against rounds, bits and epsilon
-    for site, epsilon in (("Oslo", "1.5"), ("Lund", "2.001")):  # the largest over seeds
-        assert f"<td>{site}</td><td>90</td><td>{epsilon}</td><td>0.25</td><td>91.0 %</td>" in page
-
-
-def test_the_winner_of_a_private_selection_has_the_price_of_the_choice(tmp_path):
-    run = _run(tmp_path)
-    summary = json.loads((run / "summary.json").read_text())
-    summary["selected"] = {"case": "A", "privacy": [STATED | {"dp_epsilon": 7.5}]}
-    (run / "summary.json").write_text(json.dumps(summary))
-    page, _ = _page(run, to=tmp_path)
-    assert "ε = 7.5 proven (zero out one sample" in page
-    assert "7.5 proven" in page.partition("Privacy</h2>")[0], "the table of results has it, too"
+    assert "toy, digits" in page
 
 
 def test_what_all_statements_rest_on_stands_once(tmp_path):
     page, _ = _page(_run(tmp_path), to=tmp_path)
     assert page.count("clipped at 1") == 1
     assert page.count("only B&#x27;s") == 1
-
-
-def test_options_that_differ_stand_apart_from_those_that_all_share(tmp_path):
-    page, _ = _page(_run(tmp_path), to=tmp_path)
-    assert "<th>case</th><th>step_size</th></tr>" in page
-    assert "<td>A</td><td>0.1</td>" in page
-    assert "<td>nodes</td><td>2</td>" in page
 
 
 def test_cases_of_several_runs_stand_beside_each_other(tmp_path):

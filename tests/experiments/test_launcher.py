@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import disturbed_job
+import jax
+import numpy as np
 import pytest
 from run_files import run_bytes
 
@@ -217,16 +219,18 @@ def test_a_directory_with_another_job_at_work_is_waited_for(inline, here, tmp_pa
     same_end(out, inline)
 
 
-@pytest.mark.slow
 def test_jobs_have_the_secret_key_of_the_run(here, tmp_path, monkeypatch):
-    """And none of them keeps a copy."""
-    monkeypatch.setattr("secrets.token_hex", lambda size: "0123456789abcdef")
-    secret = [*SHORT, "--seed-from-os"]
-    assert main(EXPERIMENT, [*secret, "--out", str(tmp_path / "whole")]) == 0
-    assert main(EXPERIMENT, [*secret, "--out", str(tmp_path / "run"), *JOBS]) == 0
-    same_end(tmp_path / "run", tmp_path / "whole")
-    assert [path.parent.name for path in (tmp_path / "run").rglob("key")] == ["private"]
-    assert len(list((tmp_path / "run").rglob("private"))) == 1
+    keys = []
+
+    def failing(cases, *, key, **rest):
+        keys.append(np.asarray(jax.random.key_data(key), ">u4").tobytes().hex())
+        raise OSError("enough")
+
+    monkeypatch.setattr(frame_run, "train", failing)
+    assert main(EXPERIMENT, [*SHORT, "--seed-from-os", "--out", str(tmp_path), *JOBS]) == 1
+    (kept,) = tmp_path.rglob("key")  # none of them keeps a copy
+    assert kept.parent.name == "private"
+    assert {*keys} == {kept.read_text().strip()}
 
 
 @pytest.mark.parametrize(

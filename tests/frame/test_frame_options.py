@@ -3,6 +3,7 @@
 import os
 import re
 
+import numpy as np
 import pytest
 from toy_experiment import EXPERIMENT, SHAPES, Configuration, ask
 
@@ -199,6 +200,8 @@ class TestGrids:
         assert 0.01 <= min(drawn["step_size"]) < 0.02 < 0.5 < max(drawn["step_size"]) <= 1
         assert 80 < sum(value < 0.1 for value in drawn["step_size"]) < 120, "half of them below the geometric mean"
         assert -1 <= min(drawn["radius"]) < -0.9 < 0.9 < max(drawn["radius"]) <= 1
+        shares = np.log(drawn["step_size"]), drawn["radius"], drawn["rounds"]
+        assert np.abs(np.corrcoef(shares) - np.eye(3)).max() < 5 / 200**0.5, "options are drawn independently"
         assert sample_axis(ranges, 200, 0, KNOWN) == drawn != sample_axis(ranges, 200, 1, KNOWN)
         first = sample_axis(ranges, 50, 0, KNOWN)
         assert first == {name: values[:50] for name, values in drawn.items()}

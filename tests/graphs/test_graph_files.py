@@ -118,3 +118,18 @@ def test_a_pipe_a_socket_or_a_device_is_refused_not_opened(tmp_path, monkeypatch
 def test_a_name_that_no_file_can_have():
     refused(lambda: read_graph("~nobody-of-this-name/x.npy", 2), "graph")
     refused(lambda: read_graph("x" * 5000 + ".npy", 2), "graph")
+
+
+@pytest.mark.parametrize(
+    ("edges", "matrix"),
+    [
+        ("b,a b,c a,b c,b", [[2 / 3, 1 / 3, 0], [1 / 3, 1 / 3, 1 / 3], [0, 1 / 3, 2 / 3]]),  # each has its reverse
+        ("b,a b,c a,b", [[1 / 2, 1 / 3, 0], [1 / 2, 1 / 3, 0], [0, 1 / 3, 1]]),  # c receives from b and sends nothing
+    ],
+)
+def test_weights_of_edges_are_metropolis_where_each_has_its_reverse(tmp_path, edges, matrix):
+    path = tmp_path / "edges.csv"
+    path.write_text("\n".join(["sender,receiver", *edges.split()]))
+    found = read_graph(str(path), 3)
+    assert found.names == ("a", "b", "c")
+    np.testing.assert_allclose(found.mixing_matrix(0), matrix)

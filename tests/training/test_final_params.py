@@ -7,7 +7,7 @@ import chex
 import jax
 import numpy as np
 import pytest
-import safetensors
+import safetensors.numpy
 from helpers import refused
 from problems import irregular_graph, small_task, uneven_data
 from toy_problem import toy_case, train_toy
@@ -55,14 +55,70 @@ def test_any_tree_comes_back_bit_for_bit_and_node_by_node(tmp_path, name):
     assert (path.name, path.read_bytes()) == ("a-b-3_seed_7.safetensors", before)
 
 
-def test_what_is_not_there_or_damaged_is_one_sentence(tmp_path):
+@pytest.mark.parametrize("node", [3, -1, 1.5, True, "Oslo", None])
+def test_what_is_not_there_is_one_sentence(tmp_path, node):
     write_params(tmp_path, ("A", 0), 20, {"w": rows(2)}, None)
-    refused(lambda: load_params(tmp_path, "A", 1), "case", "has a_seed_0.safetensors", "diverged")
-    refused(lambda: load_params(tmp_path, "A", 0, node=3), "node", "got 3", "Pass 0 to 2.")
-    refused(lambda: load_params(tmp_path, "A", 0, node="Oslo"), "node", "got 'Oslo'")
+    if node is None:
+        refused(lambda: load_params(tmp_path, "A", 1), "case", "has a_seed_0.safetensors", "diverged")
+    else:
+        refused(lambda: load_params(tmp_path, "A", 0, node=node), "node", f"got {node!r}", "Pass 0 to 2.")
+
+
+def test_every_flipped_bit_a_cut_file_and_a_file_of_another_lane_are_refused(tmp_path):
+    write_params(tmp_path, ("A", 0), 20, {"w": rows(2), "b": rows()}, ("Oslo", "Lund", "Bergen"), ("no", "yes"))
     path = final_path(tmp_path, ("A", 0))
-    path.write_bytes(path.read_bytes()[:-1])
+    whole = path.read_bytes()
+    damaged = [
+        whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :] for place in range(len(whole))
+    ]
+    for content in (*damaged, whole[:-1], b""):
+        path.write_bytes(content)
+        refused(lambda: load_params(tmp_path, "A", 0), "run", "must hold what a run wrote")
+    for label in (("A", 1), ("B", 0), ("a", 0)):
+        final_path(tmp_path, label).write_bytes(whole)
+        refused(lambda label=label: load_params(tmp_path, *label), "case", "is of A, seed 0")
+
+
+LANE = {"case": "A", "seed": 0, "round": 20, "nodes": None, "is_variables": False}
+PATHS = {"w": [["dict", "w"]]}
+FOREIGN = {  # headers of files that no run wrote
+    "a list": [],
+    "no paths": LANE,
+    "paths of no array": {**LANE, "paths": {**PATHS, "b": [["dict", "b"]]}},
+    "no path": {**LANE, "paths": {}},
+    "paths are a list": {**LANE, "paths": ["w"]},
+    "a path is text": {**LANE, "paths": {"w": "w"}},
+    "an empty step": {**LANE, "paths": {"w": [[]]}},
+    "another container": {**LANE, "paths": {"w": [["set", "w"]]}},
+    "a list that begins at 3": {**LANE, "paths": {"w": [["list", 3]]}},
+    "a deep path": {**LANE, "paths": {"w": [["dict", "w"]] * 20_000}},
+    "no variables": {**LANE, "paths": PATHS, "is_variables": True},
+    "variables of another kind": {**LANE, "paths": PATHS, "is_variables": 1},
+    "nodes are a number": {**LANE, "paths": PATHS, "nodes": 3},
+    "names of two nodes": {**LANE, "paths": PATHS, "nodes": ["Oslo", "Lund"]},
+    "nodes without names": {**LANE, "paths": PATHS, "nodes": [1, 2, 3]},
+    "no case": {name: value for name, value in LANE.items() if name != "case"} | {"paths": PATHS},
+    "a seed in words": {**LANE, "paths": PATHS, "seed": "0"},
+    "an entry that nobody writes": {**LANE, "paths": PATHS, "more": 1},
+}
+
+
+@pytest.mark.parametrize("name", [*FOREIGN, "no JSON", "JSON that is nested deep", "no header"])
+def test_a_header_that_no_run_wrote_is_one_sentence(tmp_path, name):
+    deep = {"no JSON": "{", "JSON that is nested deep": "[" * 100_000}
+    path = final_path(tmp_path, ("A", 0))
+    path.parent.mkdir()
+    header = None if name == "no header" else {"jaxfl": deep.get(name) or json.dumps(FOREIGN[name])}
+    safetensors.numpy.save_file({"w": rows(2)}, path, header)
     refused(lambda: load_params(tmp_path, "A", 0), "run", "must hold what a run wrote")
+
+
+def test_files_of_earlier_versions_which_have_no_checksum_are_read(tmp_path):
+    path, leaf = final_path(tmp_path, ("A", 0)), rows(2)
+    path.parent.mkdir()
+    safetensors.numpy.save_file({"w": leaf}, path, {"jaxfl": json.dumps({**LANE, "paths": PATHS, "classes": ["0"]})})
+    chex.assert_trees_all_equal(load_params(tmp_path, "A", 0), {"w": leaf})
+    refused(lambda: load_params(tmp_path, "a", 0), "case", "is of A, seed 0")
 
 
 def test_of_push_sum_it_is_the_debiased_ones_and_the_folder_alone_is_read(tmp_path):
@@ -78,19 +134,6 @@ def test_of_push_sum_it_is_the_debiased_ones_and_the_folder_alone_is_read(tmp_pa
         assert np.ptp(state.push_sum_weight) > 0.1
         chex.assert_trees_all_equal(load_params(tmp_path / "copy", "A", seed), learner.node_params(state))
     assert not np.array_equal(*(load_params(run, "A", seed)["dense_1"]["kernel"] for seed in case.seeds))
-
-
-def test_a_file_says_whose_and_of_which_round_it_is_and_a_lane_that_diverged_has_none(tmp_path):
-    bad = toy_case(seeds=(0, 1), num_rounds=20, numbers={"bad_round": 12.0})
-    cases = {"Bad": bad, "Good": bad._replace(numbers={"bad_round": 99.0}, max_rounds=15)}
-    summary = train_toy(tmp_path, cases)
-    assert summary["cases"]["Bad"]["status"] == ["diverged"] * 2
-    found = {}
-    for path in (tmp_path / "final").iterdir():
-        with safetensors.safe_open(path, "np") as file:
-            header = json.loads(file.metadata()["jaxfl"])
-            found[path.name] = header["case"], header["seed"], header["round"]
-    assert found == {f"good_seed_{seed}.safetensors": ("Good", seed, 15) for seed in (0, 1)}
 
 
 def test_none_are_written_where_none_are_wanted(tmp_path):

@@ -1,5 +1,6 @@
 """Directories of passes: lines that stay, marks, ends, and what is refused."""
 
+import os
 import zlib
 
 import pytest
@@ -40,6 +41,13 @@ def test_lines_are_read_back_and_a_half_written_one_is_left_out(written, tmp_pat
         (tmp_path / "metrics.jsonl").write_bytes(damaged)
         with pytest.raises(ArgumentError, match=r"^out: .* must hold JSON lines with case, seed, round; line 1 does"):
             list(directory(tmp_path).lines())
+
+
+def test_lines_are_on_the_disk_before_a_checkpoint_begins(written, tmp_path, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda number: sizes.append(os.fstat(number).st_size))
+    written[0].append([_line("A", 0, 30)])
+    assert sizes == [(tmp_path / "metrics.jsonl").stat().st_size]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 1), (0, 4, 2), (2, 0)])

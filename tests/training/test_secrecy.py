@@ -352,6 +352,9 @@ class TestPublish:
         uncovered = {"A": case(0.1, covered=False)}
         refused(lambda: publish(run, uncovered, tmp_path / "out"), "publish", "no statement covers")
         summary = run.read_summary()
+        for status in ("diverged", "stopped", "stopped_early"):  # which depend on what is measured without noise
+            run.write_summary({**summary, "cases": {"A": {**summary["cases"]["A"], "status": [status]}}})
+            refused(lambda: publish(run, cases, tmp_path / "out"), "publish", "measured without noise")
         summary["cases"]["A"]["privacy"][0]["dp_epsilon"] = None
         run.write_summary(summary)
         refused(lambda: publish(run, cases, tmp_path / "out"), "publish", "no proven epsilon")

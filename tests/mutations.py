@@ -2,7 +2,7 @@
 
     python tests/mutations.py                 # all rows, some 15 s each on one core
     python tests/mutations.py graphs channel  # rows whose file's path has one of these words
-    python tests/mutations.py --check         # only that every text is found exactly once
+    python tests/mutations.py --check         # only that every text is found exactly once, as the gate does
 
 A row that survives says which test is missing. Results: docs/decisions/tests.md.
 """
@@ -54,7 +54,7 @@ jaxfl/graphs/validation.py: (False, adjacency.T) => (False, adjacency)
 jaxfl/graphs/tracking_conditions.py: q1 = rate_1 / (norm_2 * smoothness) => q1 = rate_1 / (norm_1 * smoothness)
 jaxfl/graphs/tracking_conditions.py: gamma + 2 * beta - 2 * eta => gamma + beta - 2 * eta
 [tests/graphs/test_graph_files.py]
-jaxfl/graphs/files.py: status.st_size != array.offset + array.nbytes => False
+jaxfl/graphs/files.py: size != array.offset + array.nbytes => False
 [tests/gradients/test_per_example.py]
 jaxfl/gradients/per_example.py: above = norms > clip_norm => above = norms > 2 * clip_norm
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and dense and poisson']
@@ -102,7 +102,7 @@ jaxfl/models/normalization.py: - 0.5 * factor * inverse * scale_error => - facto
 jaxfl/models/composite.py: inputs / ratio), {} => inputs * ratio), {}
 [tests/data/test_partition.py]
 jaxfl/data/partition.py: (scaled_log - scaled_log.max()) / alpha => (scaled_log - scaled_log.max()) * alpha
-jaxfl/data/partition.py: spawn_key=(int(stream),) => spawn_key=(0,)
+jaxfl/data/partition.py: spawn_key=(int(stream), => spawn_key=(0,
 [tests/data/test_pool.py]
 jaxfl/data/pool.py: row[: len(part)] = part => row[-len(part) :] = part
 jaxfl/data/pool.py: if count.max() > 1: => if count.max() > 2:
@@ -148,7 +148,7 @@ jaxfl/training/lockstep.py: self._most - since) => self._most)
 jaxfl/training/passes.py: v.budgets for v in cases => False for v in cases
 [tests/training/test_evaluation.py]
 jaxfl/training/measures.py: jnp.where(batch.counts, value, 0) => value
-jaxfl/training/measures.py: values.max() if name => values.min() if name
+jaxfl/training/measures.py: values.max() if larger => values.min() if larger
 [tests/training/test_stationarity.py]
 jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
 [tests/training/test_progress_and_summary.py]
@@ -166,8 +166,8 @@ class Row(NamedTuple):
 
 
 def read_rows() -> list[Row]:
-    """The table; it ends the script where a text is not found exactly once."""
-    rows, tests = [], ""
+    """The table; it ends the script where texts are not found exactly once, and names them all."""
+    rows, tests, lost = [], "", []
     for line in ROWS.strip().splitlines():
         if line.startswith("["):
             tests = line.strip("[]")
@@ -175,8 +175,10 @@ def read_rows() -> list[Row]:
         file, _, change = line.partition(": ")
         text, _, replacement = change.partition(" => ")
         if (count := (ROOT / file).read_text().count(text)) != 1:
-            sys.exit(f"{file} has {text!r} {count} times")
+            lost.append(f"{file} has {text!r} {count} times")
         rows.append(Row(file, text, replacement, tests))
+    if lost:
+        sys.exit("\n".join(lost))
     return rows
 
 

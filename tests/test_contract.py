@@ -371,6 +371,24 @@ def test_invariants_in_every_round(name, kind):
     assert np.ptp(np.asarray(moving)) > 0.1, "the weights must move for this test to mean something"
 
 
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize("name", [name for name in NAMES if problem(name).example.conserved])
+def test_1000_rounds_without_steps_conserve_the_sums(name):
+    """In float32. The tolerance is that of docs/new_algorithm.md: eps * sqrt(rounds) * scale."""
+    c, rounds = case(name, "mini_batch"), 1000
+    weights, state = c.problem.example.conserved(np.asarray(c.data.sizes)), c.start(KEY, noise_scale=0.0)
+    for _ in range(3):  # nodes differ then
+        draws = c.silent(c.draw(KEY, state), [field for field in c.row.noise_draws if field != "noise"])
+        state, _ = c.update(state, draws)
+    before, draws = np.float64(by_node(state.params)), c.silent(draws)
+    for _ in range(rounds):
+        state, _ = c.update(state, draws, step_size=0.0)
+    after, bound = np.float64(by_node(state.params)), np.finfo(np.float32).eps * np.sqrt(rounds)
+    assert np.abs(before - after).max() > 1e-3, "the nodes must differ for this test to mean something"
+    assert np.abs(weights @ (after - before)).max() < bound * (weights @ np.abs(before)).max()
+    assert abs(np.float64(getattr(state, "push_sum_weight", np.ones(5))).sum() - 5) < bound * 5
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SPECIAL_CASES)
 def test_a_special_case_runs_the_rounds_of_its_row(name, kind):

@@ -389,14 +389,13 @@ def test_1000_rounds_without_steps_conserve_the_sums(name):
     assert abs(np.float64(getattr(state, "push_sum_weight", np.ones(5))).sum() - 5) < bound * 5
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", SPECIAL_CASES)
-def test_a_special_case_runs_the_rounds_of_its_row(name, kind):
+def test_a_special_case_runs_the_rounds_of_its_row(name):
     """The same program, instruction by instruction, from the same start."""
     p, texts, firsts = problem(name), [], []
     general = p._replace(row=REGISTRY[str(p.row.special_case_of)])
     for one in (p, general):
-        algorithm = one.algorithm(gradient=KINDS[kind], clip_norm=CLIP_NORM)
+        algorithm = one.algorithm(gradient=KINDS["mini_batch"], clip_norm=CLIP_NORM)
         firsts.append(jax.make_jaxpr(lambda key, a=algorithm: a.init(key, p.data))(KEY))
         state = jax.eval_shape(lambda key, a=algorithm: a.init(key, p.data), KEY)
         texts.append(jax.make_jaxpr(algorithm.round)(KEY, state, p.data))

@@ -44,7 +44,7 @@ def table_as_float(state):
         ("bfloat16", gradients.poisson(2)),
     ],
 )
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
     data = uneven_data()
     learner = algorithm(sampler=sampler, storage=storage, clip_norm=0.7, refresh_every=10**9)
@@ -58,7 +58,7 @@ def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
 
 
 def test_saga_works_for_a_task_without_layers():
-    state, _ = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 40)
+    state, _ = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 4)
     assert np.isfinite(rows_of(state.params)).all()
     with pytest.raises(ArgumentError, match=r"table: .*jaxfl\.models"):
         algorithm(linear_task(), table="factored").init(jax.random.key(0), uneven_data())
@@ -171,7 +171,7 @@ def test_a_mean_that_carries_its_rounding_is_not_refreshed_and_stays_near():
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_on_accelerators_a_call_ends_with_a_mean_that_is_recomputed(lanes, monkeypatch):
     """The mean is recomputed past a multiple of so many rounds, for lanes together, too; no table is copied for it."""
     monkeypatch.setattr(chunks, "UPKEEP_EVERY", 50)
@@ -229,7 +229,7 @@ def test_what_rounding_takes_from_a_sum_is_carried():
 
 
 @pytest.mark.parametrize("table", ["dense", "factored"])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_a_mean_that_carries_its_rounding_gives_the_same_rounds(table):
     options: dict[str, Any] = {"table": table, "sampler": gradients.fixed(2), "clip_norm": 0.7}
     data, states = uneven_data(), []

@@ -155,7 +155,7 @@ LINKS = {
 
 @pytest.mark.statistical
 @pytest.mark.parametrize(("links", "num_directions"), [*zip(LINKS, [1, 2, 1], strict=True)])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow  # the formula and the directions have quick tests
 def test_the_expected_step_on_a_quadratic_is_a_gradients(links, num_directions):
     """2 n alpha gamma / d times the gradient of the mean loss, within 3 standard errors; 1.1 times that is not."""
     direction = {1: "rademacher", 2: "gaussian"}[num_directions]

@@ -170,7 +170,7 @@ def draws_of(*clients):
 
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm):
     """With batch normalization in front of the cut, and dropout on both sides of it."""
     task, data = classification(normalized(0.3)), uneven_data(SIZES)
@@ -235,6 +235,7 @@ def test_features_of_a_sample_are_computed_once_a_round(monkeypatch):
     assert 2 * len(computed) < 0.8 * samples.size
 
 
+@pytest.mark.slow
 def test_if_all_clients_are_of_one_class_a_round_is_that_of_fed_avg_on_the_features():
     """FedAvg trains the model behind the cut, on the pool as the model in front of it leaves it."""
     model, data = normalized(), uneven_data(SIZES)
@@ -355,6 +356,7 @@ def test_padding_never_contributes():
         check_own_samples_alone_train(lambda data, d=draws: update(state, data, d), data, client, 3, 1e-4)
 
 
+@pytest.mark.slow
 def test_a_class_may_have_a_task_of_its_own():
     """Both tasks have the same parameters: a weak client trains its own, a strong one the common task, also in one
     round."""

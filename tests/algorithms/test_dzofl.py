@@ -108,6 +108,8 @@ def test_follows_the_papers_lines(direction, num_directions, sampler, platform, 
     )
     arrived, bits = np.array([one["arrived"] for one in rounds]), (8 if is_lossy else 32) * num_directions
     assert (0 < arrived.sum() < arrived.size) == is_lossy
+    heard = [one["arrived"][list(one["batches"])].any() for one in rounds]
+    assert is_lossy <= (not all(heard)), "in some round nothing arrives: the model stays as it is"
     assert len({tuple(one["batches"]) for one in rounds}) > (1 if num_active else 0)
     for state, info, one, model, loss, broadcast in zip(
         result.states[1:], result.infos, rounds, models, losses, broadcasts, strict=True

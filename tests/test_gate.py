@@ -47,7 +47,7 @@ def test_the_callers_settings_do_not_reach_the_gate(tmp_path):
         text=True,
     )
     assert ended.returncode == 7, ended.stderr
-    seen = dict(line.partition("=")[::2] for line in ended.stdout.splitlines())
+    seen = {name: value for name, _, value in (line.partition("=") for line in ended.stdout.splitlines())}
     assert {name: seen.get(name) for name in reached} == reached
     assert not set(held) & set(seen)
     assert seen["JAXFL_TESTS_NO_SKIP"] == "torch"

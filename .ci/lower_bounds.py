@@ -9,7 +9,7 @@ EXTRAS = ("audit", "cluster", "data", "test")
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 rows = project["dependencies"] + [row for extra in EXTRAS for row in project["optional-dependencies"][extra]]
 for row in rows:
-    name, extras, bound = re.fullmatch(r"([\w-]+)(\[[\w,]+\])?(>=[\d.]+)?", row).groups()
+    name, extras, bound = re.fullmatch(r"([\w-]+)(\[[\w,]+\])?(>=[\d.]+)?(?:,<\d+)?", row).groups()
     if name == project["name"]:  # its own extra, which is in EXTRAS
         continue
     if extras or not bound:

@@ -83,6 +83,16 @@ def equations(program: Any) -> Iterator[Any]:
                 yield from equations(getattr(value, "jaxpr", value))
 
 
+def leave_untrained(patch: pytest.MonkeyPatch) -> None:
+    """A command begins its run and is interrupted before the first round: exit code 130."""
+
+    def interrupt(*_, stop, **__):
+        with stop.heeded():  # the run has begun
+            raise KeyboardInterrupt
+
+    patch.setattr("jaxfl.frame.run.train", interrupt)
+
+
 def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
     """Pictures are empty files from now on: drawing them takes a quarter of a small run."""
     patch.setattr(Figure, "savefig", lambda self, path, **_: Path(path).touch())

@@ -18,7 +18,6 @@ from reference.runs import (
     check_counts,
     check_own_samples_alone_train,
     check_uniform_pairs,
-    draws_of_fed_avg,
     flat,
     node_samples,
     with_batches,
@@ -27,9 +26,8 @@ from reference.runs import (
 import jaxfl
 from jaxfl.algorithms import first_half, output_side
 from jaxfl.algorithms.clients import parts
-from jaxfl.core import Variables
 from jaxfl.core.platform import tracing_for
-from jaxfl.models import Model, classification, layers, sequential
+from jaxfl.models import classification, layers, sequential
 
 KEY = jax.random.key(11)
 SIZES = (7, 3, 9, 1, 6, 5, 8)
@@ -170,7 +168,7 @@ def draws_of(*clients):
 
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm):
     """With batch normalization in front of the cut, and dropout on both sides of it."""
     task, data = classification(normalized(0.3)), uneven_data(SIZES)
@@ -233,36 +231,6 @@ def test_features_of_a_sample_are_computed_once_a_round(monkeypatch):
     different = [len(set(own)) for own in samples.tolist()]
     assert computed == [2] * sum(-(-count // 2) for count in different)
     assert 2 * len(computed) < 0.8 * samples.size
-
-
-def test_if_all_clients_are_of_one_class_a_round_is_that_of_fed_avg_on_the_features():
-    """FedAvg trains the model behind the cut, on the pool as the model in front of it leaves it."""
-    model, data = normalized(), uneven_data(SIZES)
-    task = classification(model)
-    algorithm = two_classes(task, client_class=np.ones(7, int))
-    first, draws = started(algorithm, data), draws_of(0, 2, 3, 6)
-    found, info = jax.jit(algorithm.update)(first, data, draws)
-
-    cut = [name for name, _ in model.layers].index("dense_2")
-    behind = classification(sequential(model.layers[cut:]))
-    average = jaxfl.fed_avg(behind, num_active=4, **with_clients(num_local_steps=3, batch_size=BATCH, step_size=0.2))
-
-    @jax.jit
-    def expected_of(first, data, draws):
-        hidden = Model(model.layers[:cut]).apply(Variables(first.params, first.model_state), data.inputs)
-        data = data._replace(inputs=hidden)
-        state = average.init(KEY, data)
-        params = {name: first.params[name] for name in state.params}
-        model_state = {name: first.model_state[name] for name in state.model_state}
-        return average.update(state._replace(params=params, model_state=model_state), data, draws_of_fed_avg(draws))
-
-    expected, expected_info = expected_of(first, data, draws)
-    for name, trees in (("params", expected.params), ("model_state", expected.model_state)):
-        assert len(trees) >= 1
-        for block, values in trees.items():
-            assert_same(getattr(found, name)[block], values, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(info.loss, expected_info.loss, rtol=1e-5)
-    np.testing.assert_array_equal(info.bits_sent, expected_info.bits_sent)
 
 
 TEAM, IS_STRONG = (0, 2, 5, 6), np.array([True, False, True, False])
@@ -355,6 +323,7 @@ def test_padding_never_contributes():
         check_own_samples_alone_train(lambda data, d=draws: update(state, data, d), data, client, 3, 1e-4)
 
 
+@pytest.mark.slow
 def test_a_class_may_have_a_task_of_its_own():
     """Both tasks have the same parameters: a weak client trains its own, a strong one the common task, also in one
     round."""

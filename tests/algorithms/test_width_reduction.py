@@ -141,6 +141,7 @@ TWO_CLASSES = {"client_class": [0, 1, 1, 0, 1], "step_size": 0.05}
 
 
 @pytest.mark.parametrize("ordered_dropout", [False, True])
+@pytest.mark.quick_cases(1)
 def test_padding_never_contributes(ordered_dropout):
     """Each client in turn trains alone, then on a pool in which all other samples are NaN: the same bits, and all of
     its own samples matter."""

@@ -124,7 +124,7 @@ def small_bounds(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are asked of Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux, which limits memory")
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_damaged_file_is_refused_in_one_sentence_or_read_whole(tmp_path, name):
     write, pattern, read, whole, others = FORMATS[name]

@@ -79,6 +79,7 @@ def test_all_have_the_same_data(cases):
 
 
 @pytest.mark.parametrize(("method", "experiment"), [("PrivSGP", "privsgp_vr"), ("DPFL", "ali_dpfl")])
+@pytest.mark.quick_cases(1)
 def test_a_row_is_that_of_the_method_s_own_experiment(method, experiment, tmp_path):
     common = "--nodes 5 --num-train 200 --num-test 40 --batch-size 4 --hidden 4 --step-size 0.3 --evaluate-every 2"
     common += (
@@ -95,6 +96,7 @@ def test_a_row_is_that_of_the_method_s_own_experiment(method, experiment, tmp_pa
     assert numbers[0] == numbers[1]
 
 
+@pytest.mark.slow
 def test_the_best_step_of_each_is_that_of_results_csv(tmp_path, capsys):
     out = tmp_path / "run"
     words = "--seeds 0 1 --rounds 4 --neighboring-relation replace_one --nodes 5 --num-train 200 --num-test 40"

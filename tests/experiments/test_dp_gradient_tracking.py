@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import leave_undrawn
+from helpers import leave_undrawn, leave_untrained
 from problems import start
 from run_files import run_lines
 
@@ -260,13 +260,9 @@ class TestEveryMethod:
 
 
 def test_another_file_by_the_same_name_is_not_resumed(tmp_path, monkeypatch, capsys):
-    def interrupt(*_, stop, **__):
-        with stop.heeded():  # the run has begun
-            raise KeyboardInterrupt
-
     monkeypatch.chdir(tmp_path)
     chain = np.eye(4, k=-1)  # agent i hears i - 1: agent 0 reaches all
-    monkeypatch.setattr("jaxfl.frame.run.train", interrupt)
+    leave_untrained(monkeypatch)
     np.save("pair.npy", [chain, chain.T])
     arguments = ["--smoothness", "2", "--quiet", "--nodes", "4", "--graph", "pair.npy", "--out", "run"]
     assert main(EXPERIMENT, arguments) == 130

@@ -204,6 +204,7 @@ def test_the_masked_loss_is_an_axis_and_needs_a_logit_for_each_class():
 
 
 @pytest.mark.parametrize("method", ["embracing", "width_reduction"])
+@pytest.mark.quick_cases(1)
 def test_the_masked_loss_takes_each_clients_classes_and_is_plain_where_they_have_all(method):
     common = f"--method {method} --nodes 4 --strong 2 --weak 2 --num-active 4 --local-steps 1"
 

@@ -163,10 +163,11 @@ def test_an_audit_takes_a_table(table):
     ("name", "words"),
     [
         ("privsgp_vr", "--iterations 2 --method PrivSGP"),
-        pytest.param("dzofl", "--rounds 2", marks=pytest.mark.slow),
-        pytest.param("dp_gradient_tracking", "--iterations 2 --smoothness 1", marks=pytest.mark.slow),
+        ("dzofl", "--rounds 2"),
+        ("dp_gradient_tracking", "--iterations 2 --smoothness 1"),
     ],
 )
+@pytest.mark.slow
 def test_defaults_take_sites_of_few_samples(name, words, tmp_path, capsys):
     """A default batch is one that the smallest site can draw, and a run on a table comes to its end."""
     rows = [f"{k % 7},{k % 3},{SITES[0 if k < 14 else 1 + k % 3]},{k % 2}" for k in range(160)]
@@ -180,7 +181,8 @@ def test_defaults_take_sites_of_few_samples(name, words, tmp_path, capsys):
     assert flat(request(EXPERIMENTS[name], {**options, "batch_size": 9}).config)["batch_size"] == 9
 
 
-@pytest.mark.parametrize("name", ["ali_dpfl", pytest.param("dzofl", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["ali_dpfl", "dzofl"])
 def test_a_server_s_model_is_tested_on_what_each_client_holds_out(name, tmp_path, capsys):
     method = "DPFL --local-steps 2 --batch-size 4" if name == "ali_dpfl" else "FedAvg"
     words = f"--rounds 2 --num-train 200 --own-test 0.2 --seeds 0 --quiet --method {method} --out {tmp_path / 'run'}"

@@ -6,7 +6,7 @@ import shlex
 import jax
 import numpy as np
 import pytest
-from helpers import rows_of
+from helpers import leave_untrained, rows_of
 
 from experiments.privsgp_vr import EXPERIMENT
 from experiments.privsgp_vr.options import METHODS
@@ -183,10 +183,11 @@ def test_a_budget_without_an_epsilon_ends_with_its_reason(tmp_path, capsys):
     assert "PrivSGP: the budget was spent after 1 rounds, and the run stopped there: bits_sent reached 19904" in printed
 
 
-def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, capsys):
+def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, monkeypatch, capsys):
     """Its noise, and what it has stated, come from another bound, as those of releases before this one do."""
     command = ["--nodes", "2", "--iterations", "2", "--seeds", "0", "--method", "PrivSGP-VR", "--out", str(tmp_path)]
-    assert main(EXPERIMENT, command) == 0
+    leave_untrained(monkeypatch)
+    assert main(EXPERIMENT, command) == 130
     path = tmp_path / "config.json"
     content = json.loads(path.read_text())
     (kept,) = content["config"]["settled"].values()
@@ -291,7 +292,7 @@ class TestSitesOfUnequalSize:
         (given,) = settle(f"{options} --noise-std 0.5", list(self.SIZES)).values()
         assert given.budget.node_noise == ()
 
-    def test_a_run_that_began_with_one_noise_is_not_resumed(self, tmp_path, capsys):
+    def test_a_run_that_began_with_one_noise_is_not_resumed(self, tmp_path, monkeypatch, capsys):
         """Its first rounds had other noise than what a run of today states."""
         words = "--nodes 4 --partition quantity --alpha 1 --iterations 2 --batch-size 4 --method PrivSGP --quiet"
         command = [
@@ -299,8 +300,8 @@ class TestSitesOfUnequalSize:
             *"--hidden 4 --target-epsilon 8 --step-size 0.1 --seeds 0 --out".split(),
             str(tmp_path),
         ]
-        assert main(EXPERIMENT, command) == 0
-        assert main(EXPERIMENT, [*command, "--resume"]) == 0
+        leave_untrained(monkeypatch)
+        assert main(EXPERIMENT, command) == main(EXPERIMENT, [*command, "--resume"]) == 130
         path = tmp_path / "config.json"
         content = json.loads(path.read_text())
         del content["config"]["settled"]["PrivSGP"]["noise_by_size"]

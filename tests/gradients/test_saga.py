@@ -37,28 +37,8 @@ def table_as_float(state):
     return np.asarray(bits, np.float64)
 
 
-@pytest.mark.parametrize(
-    ("storage", "sampler"),
-    [
-        ("float32", gradients.uniform(3)),
-        ("bfloat16", gradients.poisson(2)),
-    ],
-)
-@pytest.mark.quick_cases(1)
-def test_the_mean_is_that_of_the_stored_rows(storage, sampler):
-    data = uneven_data()
-    learner = algorithm(sampler=sampler, storage=storage, clip_norm=0.7, refresh_every=10**9)
-    state, info = run(learner, jax.random.key(0), data, 60)
-    assert int(info.prefetch_misses.sum()) == int(info.batch_overflow.sum()) == 0
-    table, sizes = table_as_float(state), np.asarray(data.sizes)
-    expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
-    np.testing.assert_allclose(rows_of(state.gradient.table_mean), expected, atol=2e-6)
-    for node, size in enumerate(sizes):
-        assert np.all(table[node, size:] == 0), "padding is never written"
-
-
 def test_saga_works_for_a_task_without_layers():
-    state, _ = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 40)
+    state, _ = run(algorithm(linear_task(), step_size=0.02), jax.random.key(0), uneven_data(), 4)
     assert np.isfinite(rows_of(state.params)).all()
     with pytest.raises(ArgumentError, match=r"table: .*jaxfl\.models"):
         algorithm(linear_task(), table="factored").init(jax.random.key(0), uneven_data())
@@ -148,6 +128,7 @@ def drift(data, num_rounds, **options):
     """Distance of a dense table's mean from that of its rows, over the largest number of the table."""
     state, _ = run(algorithm(noise=jaxfl.gaussian(0.05), **options), jax.random.key(0), data, num_rounds)
     table, sizes = table_as_float(state), np.asarray(data.sizes)
+    assert not any(table[i, sizes[i] :].any() for i in range(5)), "padding is never written"
     expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
     return np.abs(rows_of(state.gradient.table_mean) - expected).max() / np.abs(table).max()
 
@@ -171,7 +152,7 @@ def test_a_mean_that_carries_its_rounding_is_not_refreshed_and_stays_near():
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.quick_cases(1)
+@pytest.mark.slow
 def test_on_accelerators_a_call_ends_with_a_mean_that_is_recomputed(lanes, monkeypatch):
     """The mean is recomputed past a multiple of so many rounds, for lanes together, too; no table is copied for it."""
     monkeypatch.setattr(chunks, "UPKEEP_EVERY", 50)
@@ -226,19 +207,6 @@ def test_what_rounding_takes_from_a_sum_is_carried():
 
     total, _ = jax.jit(add_many)(jnp.ones(3))
     np.testing.assert_allclose(total, 1.0001, rtol=1e-7)
-
-
-@pytest.mark.parametrize("table", ["dense", "factored"])
-@pytest.mark.quick_cases(1)
-def test_a_mean_that_carries_its_rounding_gives_the_same_rounds(table):
-    options: dict[str, Any] = {"table": table, "sampler": gradients.fixed(2), "clip_norm": 0.7}
-    data, states = uneven_data(), []
-    for refresh_every in (1000, "never"):
-        states.append(run(algorithm(refresh_every=refresh_every, **options), jax.random.key(0), data, 40)[0])
-    refreshed, carried = (np.stack([rows_of(s.params), rows_of(s.gradient.table_mean)]) for s in states)
-    np.testing.assert_allclose(refreshed, carried, rtol=1e-5, atol=1e-6)
-    assert states[0].gradient.mean_rounding is None
-    assert np.any(rows_of(states[1].gradient.mean_rounding) != 0)
 
 
 def test_by_default_the_mean_is_refreshed_on_a_cpu_and_carries_its_rounding_elsewhere():

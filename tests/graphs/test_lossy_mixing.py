@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refusals
-from hypothesis import given
+from hypothesis import given, settings
 from strategies import column_stochastic
 from test_mixing import CHECKED, GRAPHS, assert_close, structures, tree_of
 
@@ -88,7 +88,7 @@ def test_where_everything_arrives_it_is_mix(name):
             assert_close(found, graphs.mix(graph, tree, k))
 
 
-@CHECKED
+@settings(CHECKED, max_examples=5)
 @given(column_stochastic())
 def test_kept_by_the_sender_total_mass_is_preserved_whatever_arrives(matrices):
     graph = graphs.from_matrix(matrices)

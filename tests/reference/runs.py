@@ -9,8 +9,6 @@ from problems import start
 from reference.gradients import PlainGradient, batch_entries
 from reference.network import as_float64
 
-from jaxfl.algorithms.clients.uplink import UplinkDraws
-from jaxfl.algorithms.fed_avg import Draws as FedAvgDraws
 
 
 class Run(NamedTuple):
@@ -122,11 +120,6 @@ def assert_same(a, b, **tolerance: Any):
 def with_batches(draws, batch_indices):
     """Draws with other batches of local steps."""
     return draws._replace(steps=draws.steps._replace(batch_indices=batch_indices))
-
-
-def draws_of_fed_avg(draws):
-    """The draws of federated averaging with the same clients and steps."""
-    return FedAvgDraws(active=draws.active, steps=draws.steps, uplink=UplinkDraws())
 
 
 def without_slot(draws, slot):

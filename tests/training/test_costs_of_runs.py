@@ -8,7 +8,6 @@ import pytest
 from toy_problem import (
     TASK,
     TOY_LEDGER,
-    compiled_once,
     toy_algorithm,
     toy_case,
     toy_that_counts,
@@ -21,12 +20,6 @@ from jaxfl.training import lanes, read_results, read_run
 
 COSTS = ("operations", "simulated_seconds", "joules")
 CASE = toy_case(toy_that_counts, ledger=TOY_LEDGER, chunk_rounds=4)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compile_once():
-    with compiled_once():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,19 +9,12 @@ import numpy as np
 import pytest
 from run_files import run_bytes, run_lines
 from tensorboardX.proto import event_pb2
-from toy_problem import compiled_once, toy_case, toy_statements, train_toy
+from toy_problem import toy_case, toy_statements, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import Evaluation, early_stop, profile, publish, read_results, read_run, restore_state, tracker
 from jaxfl.training.hooks import TRACKERS, all_of
 from jaxfl.training.summary import EARLY
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_once():
-    with compiled_once():
-        yield
-
 
 CASES = {"A": toy_case(privacy=toy_statements, covered=True)}  # two lanes, evaluated in rounds 0, 10, 20 and 25
 

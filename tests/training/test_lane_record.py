@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from run_files import run_bytes
-from toy_problem import NUM_NODES, TOY_LEDGER, compiled_once, toy_case, toy_that_counts, train_toy
+from toy_problem import NUM_NODES, TOY_LEDGER, toy_case, toy_that_counts, train_toy
 
 from jaxfl.training import Stop, Stopped
 from jaxfl.training.chunks import rounds_at_once
@@ -86,13 +86,12 @@ def lengths_of_calls(out, case, monkeypatch, seconds, **options):
 def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp_path, monkeypatch):
     """The first call of a run of 25 rounds, with a line after every ten, sets the number once; costs are floats."""
     case = toy_case(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,))
-    with compiled_once():
-        for seconds, lengths in ((0.1, [1, 9, 10, 5]), (8.0, [1, 3, 3, 3, 3, 3, 3, 1, 3, 2]), (1e4, [1] * 25)):
-            assert lengths_of_calls(tmp_path / str(seconds), case, monkeypatch, seconds) == lengths
-        lines = [run_bytes(tmp_path / str(seconds)) for seconds in (0.1, 8.0, 1e4)]
-        assert lines[0] == lines[1] == lines[2]
-        asked = lengths_of_calls(tmp_path / "asked", case._replace(chunk_rounds=4), monkeypatch, 1e4)
-        assert asked == [4, 4, 2, 4, 4, 2, 4, 1]
+    for seconds, lengths in ((0.1, [1, 9, 10, 5]), (8.0, [1, 3, 3, 3, 3, 3, 3, 1, 3, 2]), (1e4, [1] * 25)):
+        assert lengths_of_calls(tmp_path / str(seconds), case, monkeypatch, seconds) == lengths
+    lines = [run_bytes(tmp_path / str(seconds)) for seconds in (0.1, 8.0, 1e4)]
+    assert lines[0] == lines[1] == lines[2]
+    asked = lengths_of_calls(tmp_path / "asked", case._replace(chunk_rounds=4), monkeypatch, 1e4)
+    assert asked == [4, 4, 2, 4, 4, 2, 4, 1]
     for name, length in ((str(seconds), chosen) for seconds, chosen in ((0.1, 10), (8.0, 3), (1e4, 1))):
         kept = json.loads((tmp_path / name / "summary.json").read_text())["seconds"]
         assert kept["rounds_a_call"] == [length, length]
@@ -101,8 +100,7 @@ def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp
 def test_a_call_ends_where_budgets_are_looked_at(tmp_path, monkeypatch):
     """Every 75 rounds of 150 between two lines, whatever a call takes."""
     case = toy_case(toy_that_counts, seeds=(0,), num_rounds=150, evaluate_every=150)
-    with compiled_once():
-        lengths = lengths_of_calls(tmp_path, case, monkeypatch, 10.0)
+    lengths = lengths_of_calls(tmp_path, case, monkeypatch, 10.0)
     assert max(lengths) == 3
     assert {75, 150} <= set(np.cumsum(lengths).tolist())
 
@@ -133,8 +131,7 @@ def test_where_a_budget_ends_a_lane_never_hangs_on_what_a_call_takes(tmp_path, m
 def lines_with_budgets(out, monkeypatch, seconds, budgets, **options):
     """The lines of a run whose calls take so long."""
     case = toy_case(toy_that_counts, ledger=TOY_LEDGER, seeds=(0,), budgets=budgets)
-    with compiled_once():
-        lengths_of_calls(out, case, monkeypatch, seconds, **options)
+    lengths_of_calls(out, case, monkeypatch, seconds, **options)
     return run_bytes(out).decode().splitlines()
 
 
@@ -147,9 +144,8 @@ def test_a_resumed_run_keeps_how_many_rounds_a_call_makes(tmp_path, monkeypatch)
         if self._round >= 12:
             stop.request()
 
-    with compiled_once():
-        monkeypatch.setattr(Lockstep, "_save", save_and_stop)
-        with pytest.raises(Stopped):
-            lengths_of_calls(tmp_path, case, monkeypatch, 8.0, checkpoint_minutes=0.0, stop=stop)
-        monkeypatch.undo()
-        assert lengths_of_calls(tmp_path, case, monkeypatch, 0.1, resume=True)[0] == 3
+    monkeypatch.setattr(Lockstep, "_save", save_and_stop)
+    with pytest.raises(Stopped):
+        lengths_of_calls(tmp_path, case, monkeypatch, 8.0, checkpoint_minutes=0.0, stop=stop)
+    monkeypatch.undo()
+    assert lengths_of_calls(tmp_path, case, monkeypatch, 0.1, resume=True)[0] == 3

@@ -5,13 +5,19 @@ import json
 import chex
 import pytest
 from run_files import run_bytes
-from toy_problem import toy_case, toy_with_numbers, train_toy
+from toy_problem import shared_programs, toy_case, toy_with_numbers, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import divide_run, open_run, read_results, read_run, restore_state, train
 from jaxfl.training.run_directory import held
 
 CONFIG = {"step_size": 0.2}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _shared():
+    with shared_programs():
+        yield
 
 
 def grid(**fields):

@@ -11,7 +11,7 @@ import pytest
 import rich.console
 from processes import interrupted, printed
 from run_files import content, run_bytes
-from toy_problem import TASK, compiled_once, toy_algorithm, toy_case, toy_task, train_toy
+from toy_problem import TASK, toy_algorithm, toy_case, toy_task, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
@@ -155,7 +155,6 @@ class TestTraining:
             train_toy(tmp_path / "run", cases)
         assert not (tmp_path / "run").exists(), "the same --out can be used again"
 
-    @compiled_once()
     def test_a_resumed_run_that_no_longer_fits_loses_nothing(self, tmp_path, monkeypatch):
         cases = {"A": toy_case(seeds=(0,))}
         with interrupted(3), pytest.raises(KeyboardInterrupt):
@@ -184,7 +183,6 @@ class TestTraining:
             ]
             chex.assert_trees_all_equal(*states)
 
-    @compiled_once()
     def test_the_prediction_is_announced_unless_quiet(self, monkeypatch, tmp_path):
         shown = io.StringIO()
         console = rich.console.Console(file=shown, width=200)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from run_files import run_bytes
-from toy_problem import compiled_once, toy_case, toy_statements, toy_that_counts, train_toy
+from toy_problem import toy_case, toy_statements, toy_that_counts, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import read_results, read_run
@@ -19,12 +19,6 @@ def counting(bad_round=1e6, **fields):
     """A case that counts its local iterations, as many in each as in another."""
     numbers = {**NUMBERS, "bad_round": bad_round}
     return toy_case(toy_that_counts, numbers=numbers, **{**RELEASED, "chunk_rounds": 5, **fields}, identity={"same": 1})
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_once():
-    with compiled_once():
-        yield
 
 
 @pytest.fixture(scope="module")

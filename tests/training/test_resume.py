@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from run_files import pass_folders, run_bytes
 from run_until_killed import sweep, train
-from toy_problem import compiled_once, toy_case, train_toy
+from toy_problem import toy_case, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import RunDirectory, load_params, read_run, restore_state
@@ -147,12 +147,6 @@ def test_terminated_at_random_moments_and_resumed_equals_uninterrupted(tmp_path)
                 break
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
         _assert_same_runs(whole, stopped, sweep())
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_once():
-    with compiled_once():
-        yield
 
 
 LONE = {"A": toy_case(seeds=(0,), chunk_rounds=4)}

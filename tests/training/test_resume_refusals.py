@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 from processes import interrupted
 from run_files import content, run_bytes
-from toy_problem import compiled_once, toy_case, train_toy
+from toy_problem import toy_case, train_toy
 
 from jaxfl.core import ArgumentError
 from jaxfl.training import read_run, restore_state
 from jaxfl.training.checkpoint import DamagedCheckpoint
 
 LONE = {"A": toy_case(seeds=(0,))}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_once():
-    with compiled_once():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,17 +11,11 @@ from pathlib import Path
 import pytest
 from run_files import run_bytes
 from run_until_killed import sweep
-from toy_problem import compiled_once, toy_case, toy_with_numbers, train_toy
+from toy_problem import toy_case, toy_with_numbers, train_toy
 
 from jaxfl.training import Stop, Stopped, open_run, stop_at_sigterm
 from jaxfl.training.lockstep import Lockstep
 from jaxfl.training.progress import ProgressReport
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_once():
-    with compiled_once():
-        yield
 
 
 @pytest.fixture(scope="module", params=["one lane", "a sweep"])

@@ -7,7 +7,7 @@ import pytest
 import rich.console
 from helpers import refused
 from run_files import run_lines
-from toy_problem import NUM_NODES, compiled_once, toy_case, toy_statements, toy_training_data, train_toy
+from toy_problem import NUM_NODES, toy_case, toy_statements, toy_training_data, train_toy
 
 from jaxfl.training import Stop, Stopped, read_results
 from jaxfl.training.lockstep import Lockstep
@@ -74,17 +74,16 @@ def test_a_resumed_run_leaves_the_same_bytes(tmp_path, monkeypatch, behind_the_l
     def killed(self, records):
         raise KeyboardInterrupt
 
-    with compiled_once():
-        train_toy(tmp_path / "whole", cases())
-        with monkeypatch.context() as patch:
-            if behind_the_last_line:
-                patch.setattr(PassDirectory, "finish", killed)
-            else:
-                patch.setattr(Lockstep, "_save", save_and_stop)
-            with pytest.raises((Stopped, KeyboardInterrupt)):
-                train_toy(tmp_path / "part", cases(), stop=stop)
-        assert not (tmp_path / "part" / "sites.csv").exists()
-        train_toy(tmp_path / "part", cases(), resume=True)
+    train_toy(tmp_path / "whole", cases())
+    with monkeypatch.context() as patch:
+        if behind_the_last_line:
+            patch.setattr(PassDirectory, "finish", killed)
+        else:
+            patch.setattr(Lockstep, "_save", save_and_stop)
+        with pytest.raises((Stopped, KeyboardInterrupt)):
+            train_toy(tmp_path / "part", cases(), stop=stop)
+    assert not (tmp_path / "part" / "sites.csv").exists()
+    train_toy(tmp_path / "part", cases(), resume=True)
     assert (tmp_path / "part" / "sites.csv").read_bytes() == (tmp_path / "whole" / "sites.csv").read_bytes()
 
 

@@ -13,7 +13,7 @@ import pytest
 from problems import small_task, uneven_data
 from processes import interrupted
 from run_files import begun, run_bytes
-from toy_problem import compiled_once, toy_algorithm, toy_case, toy_data, toy_with_numbers, train_toy
+from toy_problem import toy_algorithm, toy_case, toy_data, toy_with_numbers, train_toy
 
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import push_sum
@@ -126,7 +126,7 @@ def test_six_step_sizes_and_two_seeds_are_one_compile(tmp_path):
 
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
-        train_toy(tmp_path, cases_of((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), num_rounds=12))
+        train_toy(tmp_path, cases_of((0.01, 0.02, 0.03, 0.04, 0.05, 0.06), num_rounds=12), compiled=True)
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
     assert sum("rounds" in name for name in compiled) == 1
@@ -161,8 +161,11 @@ def test_a_branch_on_the_round_number_stays_a_branch():
 
     case = toy_case(algorithm, task=task, test=test, data=lambda seed: data, numbers={"step_size": 0.1})
     program = Program([Lane("A", case, seed, "") for seed in (0, 1)], Uploads())
-    compiled = program.compile(Strategy(2, at_once=2))
-    assert " conditional(" in str(compiled.rounds.as_text())
+    strategy = Strategy(2, at_once=2)
+    arguments = program.lane_values(program.lanes, strategy), program.slots_structure(2)
+    _, rounds, _ = program._functions(strategy)
+    data = program.tables(program.lanes, strategy).data
+    assert "cond[" in str(jax.make_jaxpr(rounds)(*arguments, data, np.int32(0)))
 
 
 @pytest.mark.parametrize("at_once", [1, 6])
@@ -192,7 +195,6 @@ def test_a_lane_that_diverges_leaves_the_others_bytes_as_they_are(swept, tmp_pat
     assert rows["step 0.1", 0]["reason"] == bad["reason"][0]
 
 
-@compiled_once()
 def test_where_all_diverge_the_program_ends_early(tmp_path):
     cases = cases_of((0.1, 0.2), bad_rounds={0.1: 3.0, 0.2: 12.0}, num_rounds=1000)
     summary = train_toy(tmp_path, cases)
@@ -201,7 +203,6 @@ def test_where_all_diverge_the_program_ends_early(tmp_path):
     assert train_toy(tmp_path, cases, resume=True) == summary
 
 
-@compiled_once()
 def test_lanes_at_once_are_recorded_and_kept(tmp_path):
     """A resumed run computes its lanes as it began, whatever is asked for then."""
     cases = cases_of(num_rounds=30)

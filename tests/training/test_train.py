@@ -12,7 +12,6 @@ from toy_problem import (
     NUM_NODES,
     TASK,
     TOY_LEDGER,
-    compiled_once,
     toy_algorithm,
     toy_case,
     toy_data,
@@ -53,7 +52,7 @@ def run(tmp_path_factory):
     algorithms = {"Slow": counted(toy_algorithm(TASK, step_size=0.05)), "Fast": counted(toy_algorithm(TASK))}
     cases = {name: toy_case(algorithm, chunk_rounds=4) for name, algorithm in algorithms.items()}
     cases["Slow"] = cases["Slow"]._replace(privacy=stated)
-    return out, train_toy(out, cases), cases
+    return out, train_toy(out, cases, compiled=True), cases
 
 
 def test_a_line_is_written_at_round_zero_every_evaluation_and_the_last_round(run):
@@ -149,7 +148,6 @@ def test_data_may_depend_on_the_seed_in_values_and_shapes(tmp_path):
     assert [len(one.lanes) for one in read_run(tmp_path).passes] == [1, 1]
 
 
-@compiled_once()
 def test_a_bad_loss_stops_a_single_run_at_the_end_of_the_chunk(tmp_path):
     """The statement counts what the run released until then."""
     bad = toy_case(toy_algorithm(TASK, bad_round=16), chunk_rounds=5, num_rounds=40, seeds=(0,), privacy=stated)
@@ -195,7 +193,6 @@ def test_a_batch_overflow_stops_the_run(tmp_path):
     assert summary["cases"]["Private"]["privacy"] == marked(20)
 
 
-@compiled_once()
 def test_no_case_runs_more_rounds_than_max_rounds(tmp_path):
     """Nor does one that is interrupted and resumed: it counts on from its checkpoint."""
     dear = toy_case(max_rounds=13, privacy=stated)

@@ -18,6 +18,7 @@ import pytest
 from jaxfl import core, training
 from jaxfl.channel import Costs, Ledger
 from jaxfl.core import tree
+from jaxfl.training.case import check_counted
 from jaxfl.training.program import Program
 
 NUM_NODES, NUM_FEATURES, NUM_CLASSES = 4, 5, 3
@@ -200,31 +201,52 @@ def toy_statements(rounds: int, **totals: int) -> list[dict[str, Any]]:
 
 
 def toy_case(algorithm: Any = None, **fields: Any) -> training.Case:
-    """A case of the toy problem; `algorithm` may be an `Algorithm`."""
-    made: Any = algorithm if callable(algorithm) else (lambda numbers: algorithm or toy_algorithm(TASK, **numbers))
+    """A case of the toy problem; `algorithm` may be an `Algorithm`. Every case is of a program of its own in a run."""
+    made: Any = algorithm
+    if algorithm is None:
+        made = functools.partial(toy_with_numbers)  # another object in every case
+    elif not callable(algorithm):
+        made = lambda numbers: algorithm  # noqa: E731
     defaults = {"task": TASK, "test": toy_test(), "data": toy_training_data, "seeds": (0, 1)}
     return training.Case(algorithm=made, **{**defaults, "num_rounds": 25, "evaluate_every": 10, **fields})
 
 
-def train_toy(out: Any, cases: Mapping[str, training.Case], *, resume: bool = False, config: Any = None, **settings):
-    """`training.train` with small defaults."""
+def train_toy(
+    out: Any,
+    cases: Mapping[str, training.Case],
+    *,
+    resume: bool = False,
+    config: Any = None,
+    compiled: bool = False,
+    **settings,
+):
+    """`training.train` with small defaults. Runs share their executables, unless the program is to be `compiled`."""
     run = training.open_run(out, config or {"step_size": 0.2}, experiment="toy", resume=resume)
-    return training.train(cases, run=run, **{"checkpoint_every": 1, "quiet": True, **settings})
+    with contextlib.nullcontext() if compiled else shared_programs():
+        return training.train(cases, run=run, **{"checkpoint_every": 1, "quiet": True, **settings})
+
+
+_EXECUTABLES: dict[Any, Any] = {}
 
 
 @contextlib.contextmanager
-def compiled_once():
-    """Runs of the same cases share their executables; a run that goes on after a kill is a new process elsewhere."""
-    made, begin = {}, Program.begin_compiling
+def shared_programs():
+    """Programs that would be the same are compiled once for all tests of a process: most of a toy run is compiling."""
+    begin = Program.begin_compiling
 
-    def cached(program, strategy, pool):
-        points = [(p.name, p.seed, p.case.algorithm, tuple(p.case.numbers.items())) for p in program.lanes]
-        key = (tuple(points), strategy)
-        if key not in made:
-            made[key] = begin(program, strategy, pool)()
-        program.tables(program.lanes, strategy)  # as tracing does: which of them carry a seed axis
-        return lambda: made[key]
+    def shared(program, strategy, pool):
+        case, tables = program.case, program.tables(program.lanes[: strategy.num_slots], strategy)
+        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(tables))
+        function = getattr(case.algorithm, "func", case.algorithm)
+        measures = tuple(case.measures.items())
+        numbers = case.placement, tuple(case.numbers), case.rounds_per_call
+        key = (function, case.task, measures, numbers, strategy, shapes, jax.tree.structure(tables))
+        if key not in _EXECUTABLES:
+            _EXECUTABLES[key] = begin(program, strategy, pool)()
+        for lane in program.lanes:
+            check_counted(lane.case, _EXECUTABLES[key].fields, tables.data.num_nodes)
+        return lambda: _EXECUTABLES[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Program, "begin_compiling", cached)
+        patch.setattr(Program, "begin_compiling", shared)
         yield

@@ -230,6 +230,7 @@ test_what_it_refuses = refusals(
 )
 
 
+@pytest.mark.slow
 def test_empty_slots_of_poisson_batches_are_left_out_where_nodes_run_one_by_one():
     """The same numbers, and the work of the slots that hold samples: none where the batch is empty."""
     data, task = uneven_data((70, 90, 60, 80, 75)), small_task()

@@ -100,7 +100,7 @@ def test_a_name_stands_for_what_is_exported_though_a_module_has_it_too():
         rooms = {name for name in dir(package) if ismodule(getattr(package, name))}
         assert rooms <= ({*FLOORS} if package is jaxfl else set())
     assert jaxfl.core.algorithm.__name__ == "algorithm"
-    assert jaxfl.privacy.statements.__module__ == "jaxfl.privacy.gossip.accounting"
+    assert jaxfl.privacy.statements.__module__ == "jaxfl.privacy.releases"
     with pytest.raises(AttributeError, match=r"module 'jaxfl' has no attribute 'd_pgsd'.* mean d_psgd"):
         _ = getattr(jaxfl, "d_pgsd")  # noqa: B009
 

@@ -168,9 +168,10 @@ class Configuration:
         """Local steps of a client in a round, once rounds and iterations are numbers."""
         learning, budget = self.learning, self.budget
         assert not isinstance(learning.rounds, str)
-        noise_multiplier, silent = budget.noise_multiplier, learning.method not in PRIVATE_STEPS
+        noise_multiplier: Any = budget.noise_multiplier
+        silent = learning.method not in PRIVATE_STEPS
         if budget.client_noise:
-            noise_multiplier = jnp.asarray(budget.client_noise, jnp.float32)
+            noise_multiplier = np.asarray(budget.client_noise)
         assert not isinstance(noise_multiplier, str)
         if silent or (
             isinstance(noise_multiplier, int | float) and not noise_multiplier

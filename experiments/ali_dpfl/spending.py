@@ -8,10 +8,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxfl import privacy
 from jaxfl.core import ArgumentError
 from jaxfl.frame import lay
 from jaxfl.privacy import clients as accounting
-from jaxfl.privacy.clients import ClientRelease, UpdateRelease
+from jaxfl.privacy.clients import ClientRelease
 from jaxfl.privacy.statements import asked_first
 
 from .options import ALI, PRIVATE_STEPS, UPDATES, Configuration
@@ -173,7 +174,9 @@ def privacy_of(
     learning, nodes, usual = config.learning, config.clients.nodes, config.budget.dp_delta
     if learning.method == "FedAvg":
         return None
-    releases, most = releases_of(config, sizes), None
+    learner, most = config.algorithm(), None
+    seeds = [sizes[first : first + nodes] for first in range(0, len(sizes), nodes)]
+    releases = [release for of_seed in seeds for release in privacy.releases_of(learner, of_seed).each]
     if learning.method == ALI:
         assert not isinstance(learning.rounds, str)
         assert not isinstance(config.budget.max_iterations, str)
@@ -185,10 +188,7 @@ def privacy_of(
         rounds: int, local_iterations: int = 0, estimate_releases: int = 0, dp_delta: float = usual
     ) -> list[dict[str, Any]]:
         if learning.method == UPDATES:
-            noise = learning.update_noise_multiplier
-            assert not isinstance(noise, str)
-            release = UpdateRelease("poisson", learning.num_active / nodes, learning.update_clip_norm, noise)
-            statements = accounting.client_level_statements(release, rounds, num_clients=nodes, dp_delta=dp_delta)
+            statements = accounting.client_level_statements(releases[0], rounds, num_clients=nodes, dp_delta=dp_delta)
         else:
             ran = local_iterations, estimate_releases
             statements = accounting.statements(releases, *ran, dp_delta=dp_delta, num_clients=nodes, budgeted=most)

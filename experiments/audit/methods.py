@@ -34,7 +34,7 @@ from jaxfl.algorithms.fed_avg import released_updates
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
-from jaxfl.privacy import clients
+from jaxfl.privacy import clients, gossip
 from jaxfl.privacy.audit import Canaries, with_canaries
 from jaxfl.privacy.client_audit import with_client_canaries
 
@@ -118,11 +118,11 @@ def _gossip(
             noise_std=0.0,
         )
         target, dp_delta = config.claim.target_epsilon, config.claim.dp_delta
-        noise_std = privacy.calibrate_noise_std(
+        noise_std = gossip.calibrate_noise_std(
             accountant, "proven", release, rounds, target_epsilon=target, dp_delta=dp_delta, num_nodes=nodes
         )
         releases = [release._replace(noise_std=noise_std)] * nodes
-        stated = privacy.statements(accountant, releases, rounds, dp_delta=dp_delta)
+        stated = gossip.statements(accountant, releases, rounds, dp_delta=dp_delta)
         (claim,) = (s for s in stated if s.bound == "proven" and s.neighboring_relation != "replace_one")
         return noise_std, claim
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl import privacy
 from jaxfl.core import ArgumentError
 from jaxfl.frame import lay
 from jaxfl.graphs import tracking_conditions as theory
@@ -22,11 +23,13 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], l
 
     `sizes` has every agent's number of samples, the smallest over seeds: a sample then takes part most often.
     """
-    statements, release, settings = _accounting(config, sizes)
-    schedule = config.schedule()
+    learning = config.learning
+    asked = privacy.releases_of(config.settled().algorithm(), sizes)
+    each = [one._replace(clip_norm=learning.clip_norm, assumed=learning.assume_bounded) for one in asked.each]
+    at_delta = {} if learning.method in QUANTIZED else {"dp_delta": config.noise.dp_delta}
 
     def stated(rounds: int) -> list[dict[str, Any]]:
-        rows = [statement._asdict() for statement in statements(schedule, rounds, release, **settings)]
+        rows = [statement._asdict() for statement in asked.stated(each, rounds, **at_delta)]
         if not config.has_budget:
             return rows
         held = [row for row in rows if (row["bound"] == "proven") == (config.noise.bound == "proven")][-1]  # at delta

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxfl import gradients, graphs, privacy
@@ -257,16 +256,11 @@ class Configuration:
         """d of one node."""
         return _num_params(self.network, self.data)
 
-    def grid(self) -> privacy.Grid | None:
-        """The grid of the releases; None where they stay in float32."""
-        on_grid = self.budget.noise == "grid_gaussian"
-        return privacy.Grid(self.budget.grid_bits, self.num_params()) if on_grid else None
-
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
         learning, noise, method = self.learning, self.budget.noise_std, METHODS[self.learning.method]
         if self.budget.node_noise:
-            noise = jnp.asarray(self.budget.node_noise, jnp.float32)
+            noise = np.asarray(self.budget.node_noise)
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
         return method.algorithm(

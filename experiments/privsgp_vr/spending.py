@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
 from jaxfl.data.tables import read_by_site
 from jaxfl.frame import Row, lay
+from jaxfl.privacy import gossip
 from jaxfl.privacy.gossip import ProblemConstants, optimal_iterations
 from jaxfl.privacy.statements import asked_first
 
@@ -22,30 +22,20 @@ REACH = 11.0  # D of `--step-size auto`; docs/decisions/experiments.md has the m
 Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 
 
-def release_of(config: Configuration, num_samples: int, noise_std: float, *, assumed: bool = False) -> privacy.Release:
-    """Describe what a node with this many samples releases in every round.
+def releases_of(config: Configuration, sizes: Sizes, *, assumed: bool = False) -> tuple[privacy.Release, ...]:
+    """Releases of every node, over all seeds, as the learner says them; of a settled configuration.
 
     `assumed` takes `gradient_bound` for the bound on unclipped gradients, as the paper's formula does.
     """
-    learning, entry_size = config.learning, config.learning.entry_size or 1
-    assumed = assumed and learning.clip_norm is None
-    bound = config.budget.gradient_bound if assumed else learning.clip_norm
-    entries, batch_size = num_samples, learning.samples_per_batch
-    if learning.has_table and learning.table == "per_batch":
-        entries, batch_size = -(-num_samples // entry_size), learning.batch_size
-        bound = None if bound is None else bound * entries / num_samples  # a sample's share of its entry
-    return privacy.Release(
-        estimator="saga" if learning.has_table else "mini_batch",
-        sampler=learning.sampler,
-        batch_size=batch_size,
-        num_entries=entries,
-        clip_norm=bound,
-        noise_std=noise_std,
-        entry_size=entry_size if learning.has_table else 1,
-        storage=learning.storage,
-        assumed=assumed,
-        grid=config.grid(),
-    )
+    learner, nodes = config.algorithm(), config.clients.nodes
+    seeds = [sizes[first : first + nodes] for first in range(0, len(sizes), nodes)]
+    releases = tuple(release for of_seed in seeds for release in privacy.releases_of(learner, of_seed).each)
+    if not assumed or config.learning.clip_norm is not None:
+        return releases
+    bound = config.budget.gradient_bound
+    shares = [one.num_entries / size if one.entry_size > 1 else 1.0 for one, size in zip(releases, sizes, strict=True)]
+    bounds = [None if bound is None else bound * share for share in shares]  # a sample's share of its entry
+    return tuple(one._replace(clip_norm=norm, assumed=True) for one, norm in zip(releases, bounds, strict=True))
 
 
 def with_budgets(config: Configuration) -> Configuration:
@@ -120,19 +110,12 @@ def _noise(config: Configuration, sizes: Sizes) -> tuple[float, ...]:
     if budget.noise_std != "calibrated":
         return (float(budget.noise_std),)
     accountant, rounds, options = _accounting(config)
-    releases = _releases(config, sizes, (0.0,), assumed=budget.bound == "published")
+    trial = lay(config, {"noise_std": 1.0, "step_size": 1.0})  # numbers for options that follow from the noise
+    releases = releases_of(trial, sizes, assumed=budget.bound == "published")
     return tuple(
-        privacy.calibrate_noise_std(accountant, budget.bound, part, rounds, target_epsilon=target, **options)
+        gossip.calibrate_noise_std(accountant, budget.bound, part, rounds, target_epsilon=target, **options)
         for target, part in _with_limits(config, sizes, releases)
     )
-
-
-def _releases(
-    config: Configuration, sizes: Sizes, noise: tuple[float, ...], *, assumed: bool
-) -> tuple[privacy.Release, ...]:
-    """Releases of every node, over all seeds; `noise` of all nodes, or of each."""
-    pairs = zip(sizes, itertools.cycle(noise))  # node after node, seed after seed
-    return tuple(release_of(config, size, std, assumed=assumed) for size, std in pairs)
 
 
 def _with_limits(
@@ -171,12 +154,12 @@ def rounds_allowed(name: str, request: Configuration, config: Configuration, siz
     if request.budget.noise_std == "calibrated" or not budget.limits:
         return None
     accountant, rounds, options = _accounting(config)
-    releases = _releases(config, sizes, _noise(config, sizes), assumed=budget.bound == "published")
+    releases = releases_of(config, sizes, assumed=budget.bound == "published")
     for target, part in _with_limits(config, sizes, releases):
         limits = {"target_epsilon": target, "limit": rounds}
-        rounds = privacy.max_rounds(accountant, budget.bound, part, **limits, **options)
+        rounds = gossip.max_rounds(accountant, budget.bound, part, **limits, **options)
     if rounds < 1:
-        first = max(privacy.epsilon(accountant, budget.bound, release, 1, **options) for release in set(releases))
+        first = max(gossip.epsilon(accountant, budget.bound, release, 1, **options) for release in set(releases))
         cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"
         requirement = f"must pay for one round of {name} ({accountant.bound_name(budget.bound)} bound)"
         name = "node_epsilons" if budget.node_epsilons else "target_epsilon"
@@ -190,14 +173,14 @@ def privacy_of(config: Configuration, sizes: Sizes) -> Callable[..., list[dict[s
     if config.budget.bound == "published":
         options["neighboring_relation"] = None  # of the budget's formula alone
     assumed = config.learning.clip_norm is None and config.budget.gradient_bound is not None
-    releases = _releases(config, sizes, _noise(config, sizes), assumed=assumed)
+    releases = releases_of(config, sizes, assumed=assumed)
     relation = config.budget.neighboring_relation
     asked = accountant.bound_name(config.budget.bound), None if relation == "as_published" else relation
 
     @functools.cache
     def stated(rounds: int, dp_delta: float | None = None) -> list[dict[str, Any]]:
         at_delta = {} if dp_delta is None else {"dp_delta": dp_delta}
-        found = privacy.statements(accountant, releases, rounds, **{**options, **at_delta})
+        found = gossip.statements(accountant, releases, rounds, **{**options, **at_delta})
         rows = [statement._asdict() for statement in found]
         return asked_first(rows, *asked) if config.budget.limits else rows
 

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -52,7 +53,7 @@ from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
-from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy import A_DP2_SGD, NoiseMechanism
 from jaxfl.privacy.mechanisms import check_types, released, require_rescaled
 
 
@@ -194,7 +195,9 @@ def a_dp2_sgd(
         info = _info(infos, draws, params)
         return State(params=params, log=log, round_index=k + 1), info
 
-    return algorithm(init, draw, update, lambda state: state.params, nodes=(num_nodes, graph.names))
+    releases = of_noisy_gradients(A_DP2_SGD, task, num_nodes, estimator, noise)
+    nodes = num_nodes, graph.names
+    return algorithm(init, draw, update, lambda state: state.params, nodes=nodes, releases=releases)
 
 
 def released_gradients(

@@ -52,6 +52,7 @@ from jaxfl.algorithms.clients.bound_constants import Aggregation, BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, of_whole_models
+from jaxfl.algorithms.releases import of_chosen_steps
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -256,7 +257,8 @@ def ali_dpfl(
         )
         return new_state, info
 
-    return algorithm(init, draw, update, lambda state: replicate(state.params, 1))
+    releases = of_chosen_steps(clients, constants, max_rounds, max_iterations)
+    return algorithm(init, draw, update, lambda state: replicate(state.params, 1), releases=releases)
 
 
 def released_gradients(step_size: float | Array, before: State, after: State) -> PyTree:

@@ -40,6 +40,7 @@ import jax.numpy as jnp
 
 from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.algorithms.node_steps import node_steps
+from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
@@ -54,7 +55,7 @@ from jaxfl.graphs import (
     require_strongly_connected,
     require_undirected,
 )
-from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy import D_PSGD, DP2_SGD, NoiseMechanism
 from jaxfl.privacy.mechanisms import check_types, released
 
 if TYPE_CHECKING:
@@ -171,7 +172,9 @@ def d_psgd(
     def node_params(state):
         return evaluated(task, state.params, state.gradient)
 
-    return algorithm(init, draw, update, node_params, estimator.upkeep(task), nodes=(graph.num_nodes, graph.names))
+    releases = of_noisy_gradients(D_PSGD, task, graph.num_nodes, estimator, noise)
+    nodes = graph.num_nodes, graph.names
+    return algorithm(init, draw, update, node_params, estimator.upkeep(task), nodes, releases)
 
 
 @constructor
@@ -208,7 +211,9 @@ def dp2_sgd(
     """
     require_undirected(graph, weights=True)
     options = {"step_size": step_size, "gradient": gradient, "noise": noise, "links": links, "optimizer": optimizer}
-    return d_psgd(task, graph=graph, **options)
+    estimator = mini_batch() if gradient is None else gradient
+    releases = of_noisy_gradients(DP2_SGD, task, graph.num_nodes, estimator, noise)
+    return d_psgd(task, graph=graph, **options)._replace(releases=releases)
 
 
 def released_gradients(

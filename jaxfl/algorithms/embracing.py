@@ -55,6 +55,7 @@ from jaxfl.algorithms.clients.parts import train_part
 from jaxfl.algorithms.clients.server import server_model
 from jaxfl.algorithms.clients.steps import StepDraws, num_different
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients
+from jaxfl.algorithms.releases import of_clients
 from jaxfl.core import (
     Algorithm,
     Array,
@@ -269,7 +270,8 @@ def embracing(
         )
         return new_state, info
 
-    return algorithm(init, draw, update, server_model(task))
+    releases = of_clients(clients, num_expected, way.updates)
+    return algorithm(init, draw, update, server_model(task), releases=releases)
 
 
 embracing_fl = embracing

@@ -41,6 +41,7 @@ from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.server import check_num_active, draw_active, over_slots, server_model
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
+from jaxfl.algorithms.releases import of_clients
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, Variables, algorithm, check, purpose_key
 from jaxfl.core.algorithm import constructor
 from jaxfl.core.tree import number_type, size
@@ -176,7 +177,8 @@ def fed_avg(
         info = info_at_clients(of_active, draws.uplink, active, data.num_nodes)
         return new_state, info.plus(pseudo_gradient_norm=tree_norm(pseudo_gradient, 2), update_norm=tree_norm(moves, 2))
 
-    return algorithm(init, draw, update, server_model(task))
+    releases = of_clients(clients, num_active, way.updates)
+    return algorithm(init, draw, update, server_model(task), releases=releases)
 
 
 def released_updates(before: State, after: State) -> PyTree:

@@ -41,6 +41,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.releases import of_noisy_states
 from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, RoundingValues, Sent, changing
@@ -51,7 +52,7 @@ from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected
 from jaxfl.graphs.spectral import spanning_tree_roots
-from jaxfl.privacy.tracking import TrackingSchedule
+from jaxfl.privacy.tracking import TrackingSchedule, gradient_tracking_statements
 
 
 class State(NamedTuple):
@@ -277,8 +278,23 @@ def gradient_tracking(
         )
         return new_state, info
 
+    releases = (
+        None
+        if silent
+        else of_noisy_states(
+            gradient_tracking_statements,
+            num_nodes,
+            plan,
+            clip_norm,  # pyright: ignore
+            distribution,
+            gradient_at,
+            state_in_weights=pull.sum(axis=1),
+            tracker_out_weights=push.sum(axis=0),
+        )
+    )
+    nodes = num_nodes, names
     return algorithm(
-        init, draw, update, lambda state: point(state.params, state.broadcast_params), nodes=(num_nodes, names)
+        init, draw, update, lambda state: point(state.params, state.broadcast_params), nodes=nodes, releases=releases
     )
 
 

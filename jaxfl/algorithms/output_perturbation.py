@@ -34,6 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.exchange import message_bits
+from jaxfl.algorithms.releases import of_noisy_states
 from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
@@ -42,7 +43,7 @@ from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
 from jaxfl.privacy.mechanisms import check_types
-from jaxfl.privacy.tracking import TrackingSchedule
+from jaxfl.privacy.tracking import TrackingSchedule, output_perturbation_statements
 
 
 class State(NamedTuple):
@@ -141,7 +142,10 @@ def output_perturbation(
         info = info.plus(message, consensus_distance=consensus_distance(params))
         return State(params=params, round_index=k + 1), info
 
-    return algorithm(init, draw, update, lambda state: state.params, nodes=(graph.num_nodes, graph.names))
+    stated, settings = output_perturbation_statements, {"num_nodes": graph.num_nodes}
+    releases = of_noisy_states(stated, graph.num_nodes, schedule, clip_norm, distribution, "state", **settings)
+    nodes = graph.num_nodes, graph.names
+    return algorithm(init, draw, update, lambda state: state.params, nodes=nodes, releases=releases)
 
 
 def _weighted_average(hears: np.ndarray, sizes: Array, tree: PyTree) -> PyTree:

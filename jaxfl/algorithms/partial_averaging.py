@@ -36,6 +36,7 @@ from jaxfl.algorithms.clients.local_steps import LocalSteps, require_plain
 from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, of_whole_models
+from jaxfl.algorithms.releases import of_clients
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -176,7 +177,7 @@ def partial_averaging(
             return state.params
         return Variables(params=state.params, model_state=state.model_state)
 
-    return algorithm(init, draw, update, node_params)
+    return algorithm(init, draw, update, node_params, releases=of_clients(clients, None, way.updates))
 
 
 def _everybody(num_nodes: int) -> Array:

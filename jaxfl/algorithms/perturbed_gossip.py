@@ -37,13 +37,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.algorithms.exchange import message_bits
+from jaxfl.algorithms.releases import of_noisy_states
 from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.channel import Quantizer
 from jaxfl.channel.links import QUANTIZER_OVERFLOW, overflows
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
+from jaxfl.core.check import is_traced
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
@@ -54,7 +57,11 @@ from jaxfl.graphs import (
     require_strongly_connected,
     require_undirected,
 )
-from jaxfl.privacy.tracking import TrackingSchedule
+from jaxfl.privacy.tracking import (
+    TrackingSchedule,
+    perturbed_state_statements,
+    quantization_statements,
+)
 
 
 class State(NamedTuple):
@@ -147,6 +154,12 @@ def perturbed_gossip(
     check.one_of(("state", "broadcast"), gradient_at=gradient_at)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if quantizer is None else quantizer.bits
+    plan = graph.num_nodes, schedule, clip_norm, distribution, gradient_at
+    settings: dict[str, Any] = {"num_nodes": graph.num_nodes}
+    releases = of_noisy_states(perturbed_state_statements, *plan, **settings)
+    if quantizer is not None and not is_traced(schedule.state_noise_scale) and not np.any(schedule.state_noise_scale):
+        settings["quantization_step"] = quantizer.step
+        releases = None if quantizer.step is None else of_noisy_states(quantization_statements, *plan, **settings)
 
     def point(state):
         return state.broadcast_params if gradient_at == "broadcast" else state.params
@@ -194,7 +207,7 @@ def perturbed_gossip(
         info = info.plus(message, counts, consensus_distance=consensus_distance(params))
         return new_state, info
 
-    return algorithm(init, draw, update, point, nodes=(graph.num_nodes, graph.names))
+    return algorithm(init, draw, update, point, nodes=(graph.num_nodes, graph.names), releases=releases)
 
 
 def _uniform(key: Array, tree: PyTree) -> PyTree:

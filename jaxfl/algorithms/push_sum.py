@@ -51,6 +51,7 @@ import numpy as np
 
 from jaxfl.algorithms.exchange import exchange, message_bits
 from jaxfl.algorithms.node_steps import node_steps
+from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
@@ -66,7 +67,7 @@ from jaxfl.graphs import (
 )
 from jaxfl.graphs.lossy_mixing import lossy_mix
 from jaxfl.graphs.mixing import keeps_ones, mix_result
-from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy import PRIVSGP, PRIVSGP_VR, NoiseMechanism
 from jaxfl.privacy.mechanisms import check_types, released
 
 if TYPE_CHECKING:
@@ -205,7 +206,11 @@ def push_sum(
     def node_params(state):
         return evaluated(task, debiased_params(state), state.gradient)
 
-    return algorithm(init, draw, update, node_params, estimator.upkeep(task), nodes=(graph.num_nodes, graph.names))
+    has_table = estimator.sampling is not None and estimator.sampling.estimator == "saga"
+    accountant = PRIVSGP_VR if has_table else PRIVSGP
+    releases = of_noisy_gradients(accountant, task, graph.num_nodes, estimator, noise)
+    nodes = graph.num_nodes, graph.names
+    return algorithm(init, draw, update, node_params, estimator.upkeep(task), nodes, releases)
 
 
 def debiased_params(state: State) -> PyTree:

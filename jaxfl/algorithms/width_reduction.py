@@ -47,6 +47,7 @@ from jaxfl.algorithms.clients.server import server_model
 from jaxfl.algorithms.clients.slices import AxisGroups, Slices, leading_slices, variable_shapes
 from jaxfl.algorithms.clients.steps import StepDraws, StepLoss, batch_loss, by_backward
 from jaxfl.algorithms.clients.uplink import PLAIN, Updates, Uplink, UplinkDraws, changed, info_at_clients
+from jaxfl.algorithms.releases import of_clients
 from jaxfl.core import (
     Algorithm,
     ArgumentError,
@@ -288,7 +289,8 @@ def width_reduction(
     def node_params(state):
         return server_model(tasks[0])(state._replace(model_state=state.model_state[0]) if by_width else state)
 
-    return algorithm(init, draw, update, node_params)
+    releases = of_clients(clients, num_expected, way.updates)
+    return algorithm(init, draw, update, node_params, releases=releases)
 
 
 def _init_state(task: Task) -> PyTree:

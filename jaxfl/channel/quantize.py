@@ -54,6 +54,7 @@ class Quantizer(NamedTuple):
     # (values, uniform on [0, 1) and independent) -> quantised values, all three of one shape and dtype
     apply: Callable[[Array, Array], Array]
     overflows: Callable[[Array], Array]  # values -> (), int32: how many lie beyond the range
+    step: float | Array | None = None  # distance of neighboring values; None where it is not the same everywhere
 
 
 def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantizer:
@@ -68,10 +69,12 @@ def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantiz
     check.positive(step=step)
     if levels is None:
         most = 2.0**31 - 128  # the largest float32 below 2^31
-        return Quantizer(32.0, partial(_to_grid, 1, step, -math.inf, math.inf), partial(_num_beyond, step, -most, most))
+        return Quantizer(
+            32.0, partial(_to_grid, 1, step, -math.inf, math.inf), partial(_num_beyond, step, -most, most), step
+        )
     check.at_least(2, levels=levels)
     steps = step, -(levels // 2), (levels - 1) // 2
-    return Quantizer(math.log2(levels), apply=partial(_to_grid, 1, *steps), overflows=partial(_num_beyond, *steps))
+    return Quantizer(math.log2(levels), partial(_to_grid, 1, *steps), partial(_num_beyond, *steps), step)
 
 
 def ternary_quantizer(threshold: float | Array) -> Quantizer:
@@ -90,7 +93,7 @@ def ternary_quantizer(threshold: float | Array) -> Quantizer:
         size = _to_grid(1, threshold, 0, 1, jnp.abs(values), uniform)
         return jnp.where(size == 0, 0.0, jnp.copysign(size, values))  # a zero with a sign would tell that of x
 
-    return Quantizer(bits=math.log2(3), apply=apply, overflows=partial(_num_beyond, threshold, -1, 1))
+    return Quantizer(math.log2(3), apply, partial(_num_beyond, threshold, -1, 1), threshold)
 
 
 def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
@@ -104,8 +107,9 @@ def dithered_quantizer(bits: int, limit: float | Array) -> Quantizer:
     check.one_of(tuple(range(2, 25)), bits=bits)
     check.scalar(limit=limit)
     check.positive(limit=limit)
-    apply = partial(_to_grid, 2 ** (bits - 1) - 1, limit, -1, 1)
-    return Quantizer(bits=float(bits), apply=apply, overflows=partial(_num_beyond, limit, -1, 1))
+    parts = 2 ** (bits - 1) - 1
+    apply = partial(_to_grid, parts, limit, -1, 1)
+    return Quantizer(float(bits), apply, partial(_num_beyond, limit, -1, 1), limit / parts)
 
 
 def float_quantizer(exponent_bits: int, mantissa_bits: int) -> Quantizer:

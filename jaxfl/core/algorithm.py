@@ -76,6 +76,8 @@ class Algorithm(NamedTuple):
         upkeep: (state, data, due () bool) -> state, where `due` without the rounding errors that have added up; None
             where none add up. `jaxfl.training` calls it every 100,000 rounds on accelerators, between calls of the
             compiled program: inside of a round the host would wait to know whether it is due.
+        releases: samples of each node (n,) -> what each node releases (`jaxfl.privacy.releases.Releases`), for
+            `jaxfl.privacy.statements(learner, ...)`; None where the algorithm does not say it.
 
     Guarantees (tests/test_contract.py runs them for every row of tests/registry.py, the last
     tests/algorithms/test_float64.py):
@@ -92,6 +94,7 @@ class Algorithm(NamedTuple):
     round: Callable[[Key, State, FederatedData], tuple[State, Info]]
     node_params: Callable[[State], PyTree]
     upkeep: Callable[[State, FederatedData, Array], State] | None = None
+    releases: Callable[[Sequence[int]], Any] | None = None
 
 
 def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -184,7 +187,7 @@ def check_optimizer(name: str, optimizer: Any, *, by_round: bool = False) -> set
     return {kind.__name__ for kind in types}
 
 
-def algorithm(init, draw, update, node_params, upkeep=None, nodes=None) -> Algorithm:
+def algorithm(init, draw, update, node_params, upkeep=None, nodes=None, releases=None) -> Algorithm:
     """Join the parts of an algorithm; `round` is derived here, so that no file can get it wrong.
 
     All parts refuse the state of another algorithm, and data for other nodes than `nodes`, a graph's (number, names).
@@ -232,7 +235,8 @@ def algorithm(init, draw, update, node_params, upkeep=None, nodes=None) -> Algor
 
     arguments = ("key data", "key state data", "state data draws", "key state data", "state")
     parts = map(checked, (init, draw, update, round, node_params), arguments)
-    return Algorithm(*parts, upkeep=None if upkeep is None else checked(upkeep, "state data due"))
+    upkeep = None if upkeep is None else checked(upkeep, "state data due")
+    return Algorithm(*parts, upkeep=upkeep, releases=releases)
 
 
 def at_round(

@@ -36,6 +36,17 @@ class KeyedDraws(NamedTuple):
     keys: Array  # (n,), typed, consumed by dropout
 
 
+class Sampling(NamedTuple):
+    """Facts of an estimate that decide how far one sample moves it, for `jaxfl.privacy.statements`."""
+
+    estimator: str  # "mini_batch" or "saga"
+    sampler: str  # "uniform", "fixed" or "poisson"
+    batch_size: int  # b, in entries
+    clip_norm: float | Array | None  # bound on each sample's gradient norm; None: not clipped
+    entry_size: int = 1  # samples of an entry
+    storage: str = "float32"  # of a table's entries
+
+
 class GradientEstimator(NamedTuple):
     """A way to estimate every node's gradient, as pure functions.
 
@@ -46,12 +57,14 @@ class GradientEstimator(NamedTuple):
             `Info` of (n,)).
         refresh: (task, params (n, *leaf), state, data, due () bool) -> state, where `due` without the rounding errors
             that have added up; None where none add up.
+        sampling: what one sample has to do with an estimate; None where no accountant knows the estimator.
     """
 
     init: Callable[[Task, Array, PyTree, FederatedData], Any]
     draw: Callable[[Array, Array, FederatedData], Any]
     estimate: Callable[[Task, PyTree, Any, FederatedData, Any, Array], tuple[PyTree, Any, Info]]
     refresh: Callable[[Task, PyTree, Any, FederatedData, Array], Any] | None = None
+    sampling: Sampling | None = None
 
     def draw_for(self, task: Task, key: Array, round_index: Array, data: FederatedData) -> Any:
         """`draw`, as `KeyedDraws` for a task with batch statistics or dropout."""
@@ -176,7 +189,8 @@ def mini_batch(
         gradient, sums = over_nodes(one_node, task.node_loop)(params, inputs, labels, draws.mask)
         return gradient, state, batch_info(gradient, sums, draws)
 
-    return GradientEstimator(init=init, draw=draw, estimate=estimate)
+    sampling = Sampling("mini_batch", scheme.name, scheme.batch_size, clip_norm)
+    return GradientEstimator(init=init, draw=draw, estimate=estimate, sampling=sampling)
 
 
 def batch_sums(measured: Any, weights: Array, mask: Array) -> Info:

@@ -34,7 +34,7 @@ from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import add_exactly, number_type
 from jaxfl.gradients import memory, per_example
-from jaxfl.gradients.estimator import GradientEstimator, batch_info, batch_sums, gather
+from jaxfl.gradients.estimator import GradientEstimator, Sampling, batch_info, batch_sums, gather
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, first_occurrence, uniform
 from jaxfl.gradients.stores import Store, decode, encode, make_store
 
@@ -214,7 +214,8 @@ def saga(
         mean_rounding = jax.tree.map(lambda leaf: jnp.where(due, jnp.zeros_like(leaf), leaf), state.mean_rounding)
         return state._replace(table_mean=jax.lax.cond(due, exact, lambda: mean), mean_rounding=mean_rounding)
 
-    return GradientEstimator(init, draw, estimate, refresh if isinstance(refresh_every, str) else None)
+    sampling = Sampling("saga", scheme.name, scheme.batch_size, clip_norm, samples, storage)
+    return GradientEstimator(init, draw, estimate, refresh if isinstance(refresh_every, str) else None, sampling)
 
 
 def table_bytes(

@@ -83,7 +83,7 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
         step = jnp.asarray(noise_std, jnp.float32) * np.float32(2.0**-bits)
         return jax.tree.map(lambda leaf, drawn: _on_grid(leaf, drawn, along_nodes(step, leaf)), values, noise)
 
-    return NoiseMechanism("grid_gaussian", noise_std, draw, release, lambda scale: grid_gaussian(scale, bits))
+    return NoiseMechanism("grid_gaussian", noise_std, draw, release, lambda scale: grid_gaussian(scale, bits), bits)
 
 
 def _on_grid(values: Array, noise: Array, step: Array) -> Array:

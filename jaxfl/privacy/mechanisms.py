@@ -33,6 +33,7 @@ class NoiseMechanism(NamedTuple):
         release: (values, noise) -> the released values, float32: values + noise, except for noise on a grid. Leaves
             have the node axis unless `noise_scale` is ().
         rescaled: noise_scale -> the same mechanism with that scale; None where it cannot be rescaled.
+        grid_bits: of noise on a grid: the step is noise_scale 2^-grid_bits; None where there is no grid.
     """
 
     distribution: str
@@ -40,6 +41,7 @@ class NoiseMechanism(NamedTuple):
     draw: Callable[[Array, PyTree], PyTree]
     release: Callable[[PyTree, PyTree], PyTree] = add
     rescaled: Callable[[Array], NoiseMechanism] | None = None
+    grid_bits: int | None = None
 
 
 def check_types(noise: NoiseMechanism | None, params: PyTree) -> None:

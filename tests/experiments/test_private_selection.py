@@ -96,7 +96,7 @@ def test_the_epsilon_is_of_the_curve_of_the_runs(tmp_path):
         options = {"neighboring_relation": stated["neighboring_relation"]}
 
         def epsilon_at(dp_delta, options=options):
-            return privacy.epsilon(privacy.PRIVSGP, "proven", release, 2, dp_delta=dp_delta, **options)
+            return privacy.gossip.epsilon(privacy.PRIVSGP, "proven", release, 2, dp_delta=dp_delta, **options)
 
         expected = selected_epsilon(epsilon_at, selection("logarithmic", 4), 1e-5)
         assert stated["dp_epsilon"] == pytest.approx(expected, rel=2e-3)  # the multiplier is rounded

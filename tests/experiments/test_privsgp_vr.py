@@ -11,7 +11,7 @@ from helpers import leave_untrained, rows_of
 from experiments.privsgp_vr import EXPERIMENT
 from experiments.privsgp_vr.options import METHODS
 from experiments.privsgp_vr.prepare import prepare
-from experiments.privsgp_vr.spending import privacy_of, release_of, rounds_allowed, settled
+from experiments.privsgp_vr.spending import privacy_of, releases_of, rounds_allowed, settled
 from jaxfl import graphs, privacy
 from jaxfl.analysis.plots import privacy_notes
 from jaxfl.frame import main
@@ -28,15 +28,16 @@ def lines_of(arguments):
 def settle(arguments, sizes):
     """Name -> configuration with numbers, for nodes of these sizes."""
     lines = lines_of(arguments)
-    ready = settled(lines, {name: sizes for name in lines}, lambda config: CIFAR10_CONSTANTS)
+    of_all = {name: sizes * (line.config.clients.nodes if len(sizes) == 1 else 1) for name, line in lines.items()}
+    ready = settled(lines, of_all, lambda config: CIFAR10_CONSTANTS)
     return {name: line.config for name, line in ready.items()}
 
 
 def epsilon_of(config, size, rounds):
     """The proven epsilon of a node with this many samples."""
-    release = release_of(config, size, config.budget.noise_std)
+    release = min(releases_of(config, [size] * config.clients.nodes), key=lambda release: release.noise_std)
     accountant = METHODS[config.learning.method].accountant
-    return privacy.epsilon(accountant, "proven", release, rounds, dp_delta=1e-5, num_nodes=config.clients.nodes)
+    return privacy.gossip.epsilon(accountant, "proven", release, rounds, dp_delta=1e-5, num_nodes=config.clients.nodes)
 
 
 def proven(statements):
@@ -53,16 +54,20 @@ class TestSpending:
         """Noise, stop and statements count the rounding, and the released steps are those of the option."""
         axis = "--grid noise=gaussian,grid_gaussian,grid_gaussian grid_bits=12,12,14"
         asked = f"--nodes 4 --method PrivSGP-VR {axis} --iterations 50"
-        configs = settle(f"{asked} --target-epsilon 2", [359]).values()
-        assert [config.grid() for config in configs] == [None, privacy.Grid(12, 2410), privacy.Grid(14, 2410)]
+        configs = settle(f"{asked} --target-epsilon 2", [359] * 4).values()
+        assert [releases_of(config, [359] * 4)[0].grid for config in configs] == [
+            None,
+            privacy.Grid(12, 2410),
+            privacy.Grid(14, 2410),
+        ]
         for config in configs:
             assert 1.98 < epsilon_of(config, 359, 50) <= 2.0
         plain, coarse, fine = (config.budget.noise_std for config in configs)
         assert plain < fine < coarse
         fixed = lines_of(f"{asked} --target-epsilon 2 --noise-std {plain}")
-        rounds = [rounds_allowed(name, line.config, line.config, [359]) or 0 for name, line in fixed.items()]
+        rounds = [rounds_allowed(name, line.config, line.config, [359] * 4) or 0 for name, line in fixed.items()]
         assert rounds[0] == 50 > rounds[2] > rounds[1] > 0
-        stated = [proven(privacy_of(line.config, [359])(50))["dp_epsilon"] for line in fixed.values()]
+        stated = [proven(privacy_of(line.config, [359] * 4)(50))["dp_epsilon"] for line in fixed.values()]
         assert stated[0] < stated[2] < stated[1]
 
     def test_automatic_iterations_follow_equation_12(self):
@@ -101,7 +106,7 @@ class TestSpending:
     def test_a_table_of_batches_is_accounted_by_its_entries(self):
         """Each sample adds its share of the entry: clip norm times entries over samples."""
         configs = settle(f"--nodes 4 --table per_batch --entry-size 10 --batch-size 2 --noise-std 0.1 {TWO}", [355])
-        vr, plain = (release_of(config, 355, 0.1) for config in configs.values())
+        (vr, *_), (plain, *_) = (releases_of(config, [355] * 4) for config in configs.values())
         assert (vr.estimator, vr.batch_size, vr.num_entries, vr.entry_size) == ("saga", 2, 36, 10)
         assert vr.clip_norm == pytest.approx(2.0 * 36 / 355)
         assert (plain.estimator, plain.batch_size, plain.num_entries, plain.clip_norm) == ("mini_batch", 20, 355, 2.0)

@@ -37,7 +37,7 @@ def of_run(method):
     """The statements of a run of 4 sites, 20 rounds, noise multiplier 1.5 and clip norm 0.5."""
     if method in GOSSIP:
         options = {"method": GOSSIP[method], "iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
-        options |= {"target_epsilon": float("inf")}
+        options |= {"target_epsilon": float("inf"), "graph": "ring"}
         config = lay(of_gossip.Configuration(), {**options, "noise_std": 1.5 * 0.5 / 12})
         return gossip_privacy(config, [120] * 4)(20)
     if method == TRACKING:

@@ -7,8 +7,9 @@ import pytest
 from scipy.stats import binom
 
 from jaxfl.core import ArgumentError
-from jaxfl.privacy import PRIVSGP, calibrate_noise_std, composition
+from jaxfl.privacy import PRIVSGP, composition
 from jaxfl.privacy import dominating_pairs as pairs
+from jaxfl.privacy.gossip import calibrate_noise_std
 from jaxfl.privacy.gossip.proven import Release, proven_bound
 
 

@@ -79,6 +79,8 @@ class BoundConstants(NamedTuple):
 
     Attributes:
         is_private: whether the estimates have noise. Without noise a client sends a gradient, too, not only numbers.
+        batch_size: samples of an estimate, expected ones of a private one; None: all of a client's.
+        noise_multiplier: of the three numbers together; 0 without noise.
         check_data: data -> None; raises for clients with too few samples.
         draw: (key, round index, data) -> `ConstantsDraws`.
         estimate: (task, data, draws, `Aggregation`, `Constants` before) -> (`Constants`, gradients evaluated (n,)
@@ -86,6 +88,8 @@ class BoundConstants(NamedTuple):
     """
 
     is_private: bool
+    batch_size: int | None
+    noise_multiplier: float | Array
     check_data: Callable[[FederatedData], None]
     draw: Callable[[Key, Array, FederatedData], ConstantsDraws]
     estimate: Callable[..., tuple[Constants, Array]]
@@ -119,7 +123,7 @@ def published_constants(batch_size: int | None = None) -> BoundConstants:
         xi = norm(jax.tree.map(lambda leaf, centre: leaf - centre[None], gradients, mean))
         return _over_distance(aggregation, jnp.abs(losses), changes, xi, before), _evaluations(mask)
 
-    return _constants(sampler, estimate, is_private=False)
+    return _constants(sampler, estimate, batch_size)
 
 
 def private_constants(
@@ -179,10 +183,17 @@ def private_constants(
         xi = jnp.sqrt(jnp.maximum(jnp.square(apart) - noise_in_mean, 0.0))
         return _over_distance(aggregation, jnp.abs(values[:, 0]), change, xi, before), _evaluations(mask)
 
-    return _constants(sampler, estimate, is_private=True)
+    return _constants(sampler, estimate, batch_size, noise_multiplier)
 
 
-def _constants(sampler: Sampler | None, estimate: Callable[..., Any], *, is_private: bool) -> BoundConstants:
+def _constants(
+    sampler: Sampler | None,
+    estimate: Callable[..., Any],
+    batch_size: int | None,
+    noise_multiplier: float | Array | None = None,
+) -> BoundConstants:
+    is_private = noise_multiplier is not None
+
     def check_data(data):
         if sampler is not None and is_private:
             check_counts(sampler, data.sizes, data.names)
@@ -198,7 +209,7 @@ def _constants(sampler: Sampler | None, estimate: Callable[..., Any], *, is_priv
         indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, data.sizes)
         return ConstantsDraws(jnp.where(mask, indices, data.sizes[:, None]), overflow, noise)
 
-    return BoundConstants(is_private, check_data, draw, estimate)
+    return BoundConstants(is_private, batch_size, noise_multiplier or 0.0, check_data, draw, estimate)
 
 
 def _places(data: FederatedData, draws: ConstantsDraws) -> tuple[Array, Array]:

@@ -65,7 +65,9 @@ class LocalSteps(NamedTuple):
     Attributes:
         max_steps: tau, the most steps of a round.
         is_private: whether samples' gradients are clipped, or noise is added to a step's.
-        noise_std: standard deviation of the noise of one step on one coordinate, () or (n,), or 0.
+        batch_size: b, samples of a step, expected ones where batches are Poisson.
+        clip_norm: bound on the L2 norm of a sample's gradient; None: not clipped.
+        noise: added to each step's mean gradient; None: none.
         num_steps: the argument of `local_steps`.
         differentiable: whether a round has a reverse derivative.
         sampler: "fixed", "uniform" or "poisson", how batches are drawn; a Poisson batch may exceed its slots.
@@ -88,7 +90,9 @@ class LocalSteps(NamedTuple):
 
     max_steps: int
     is_private: bool
-    noise_std: float | Array
+    batch_size: int
+    clip_norm: float | Array | None
+    noise: NoiseMechanism | None
     num_steps: int | Array | Callable[[Array], Array] | None
     differentiable: bool
     sampler: str
@@ -103,6 +107,11 @@ class LocalSteps(NamedTuple):
     run: Callable[..., tuple[PyTree, PyTree, Info]]
     counts: Callable[[Step, StepDraws, Array], dict[str, Any]]
     weigh: Callable[[FederatedData, Array], Array]
+
+    @property
+    def noise_std(self) -> float | Array:
+        """Scale of the noise of one step on one coordinate, () or (n,), or 0."""
+        return 0.0 if self.noise is None else self.noise.noise_scale
 
 
 @constructor
@@ -339,7 +348,9 @@ def local_steps(
     return LocalSteps(
         max_steps=max_steps,
         is_private=is_private,
-        noise_std=0.0 if noise is None else noise.noise_scale,
+        batch_size=batch_size,
+        clip_norm=clip_norm,
+        noise=noise,
         num_steps=num_steps,
         differentiable=differentiable,
         sampler=scheme.name,

@@ -81,7 +81,7 @@ class Uplink(NamedTuple):
     """The way of clients' updates to their server, made by `uplink`.
 
     Attributes:
-        is_private: whether updates are clipped and released with noise, and clients drawn independently.
+        updates: rule by which updates are clipped and released with noise, and clients drawn independently; None: none.
         bits: of one number of an update; a number of the model state takes 32.
         check: (task, clients) -> None; raises for a task or clients that private updates do not protect.
         init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, or links of
@@ -91,12 +91,17 @@ class Uplink(NamedTuple):
         send: (draws, active (c,), weights (c,), losses (c,), the server's `Variables`, `Updates`) -> `Received`.
     """
 
-    is_private: bool
+    updates: PrivateUpdates | None
     bits: float
     check: Callable[[Task, LocalSteps], None]
     init: Callable[[Key, PyTree, int], None]
     draw: Callable[..., tuple[Array, UplinkDraws]]
     send: Callable[[Any, Array, Array, Array, Variables, Updates], Received]
+
+    @property
+    def is_private(self) -> bool:
+        """True where updates are clipped and released with noise."""
+        return self.updates is not None
 
 
 def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None) -> Uplink:
@@ -175,7 +180,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         )
 
     bits = 32.0 if links is None else links.bits
-    return Uplink(updates is not None, bits, check, init, draw, send)
+    return Uplink(updates, bits, check, init, draw, send)
 
 
 PLAIN = uplink()

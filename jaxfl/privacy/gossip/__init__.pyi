@@ -6,6 +6,7 @@ from jaxfl.privacy.gossip.accounting import epsilon as epsilon
 from jaxfl.privacy.gossip.accounting import max_rounds as max_rounds
 from jaxfl.privacy.gossip.accounting import statements as statements
 from jaxfl.privacy.gossip.compared import A_DP2_SGD as A_DP2_SGD
+from jaxfl.privacy.gossip.compared import D_PSGD as D_PSGD
 from jaxfl.privacy.gossip.compared import DP2_SGD as DP2_SGD
 from jaxfl.privacy.gossip.privsgp import CIFAR10_CONSTANTS as CIFAR10_CONSTANTS
 from jaxfl.privacy.gossip.privsgp import PRIVSGP as PRIVSGP

@@ -94,6 +94,7 @@ def _waking(num_rounds: int, num_nodes: int, dp_delta: float) -> tuple[int, floa
     return binomial.least_count(failure, num_rounds * num_nodes, 1 / num_nodes), failure
 
 
+D_PSGD = Accountant(label="D-PSGD", published="The paper of D-PSGD states no privacy.")
 DP2_SGD = Accountant(label="DP2-SGD", published=_published("DP2-SGD", _basic_composition))
 A_DP2_SGD = Accountant(
     label="A(DP)2SGD",

@@ -10,7 +10,6 @@ from reference.gradients import PlainGradient, batch_entries
 from reference.network import as_float64
 
 
-
 class Run(NamedTuple):
     """All rounds."""
 

@@ -27,7 +27,7 @@ def printed(script, *arguments, num_devices, seconds=600):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def wrong_as_users_run(cases, seconds=600):
+def wrong_as_users_run(cases, seconds=1800):
     """Compute cases of tests/optimized/compute.py with the compiler's full optimization, many in one process.
 
     Args:

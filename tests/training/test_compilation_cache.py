@@ -246,7 +246,8 @@ class TestPrograms:
         """Without a cache, and begun with an empty one, interrupted and resumed with a full one: the same lines."""
 
         def run(name, **options):
-            train_toy(tmp_path / name, {"a": toy_case(seeds=(0,), num_rounds=6, evaluate_every=2)}, **options)
+            cases = {"a": toy_case(seeds=(0,), num_rounds=6, evaluate_every=2)}
+            train_toy(tmp_path / name, cases, compiled=True, **options)
 
         run("without")
         expected = run_bytes(tmp_path / "without")

@@ -84,6 +84,8 @@ class TestEveryScheme:
             assert sorted([*kept, *held]) == part.tolist()
             assert 1 <= len(held) < len(part)
             assert abs(len(held) - share * len(part)) <= 1
+        for most in (0.001, 0.999):  # by hashes of identifiers, too, each node trains and tests
+            assert [len(part) for (part,) in hold_out([np.arange(2)], most, np.array(["a", "b"], object))] == [1, 1]
         owned: Any = hold_out(by_owner(["b", "b", "a", "a"]), 0.5)
         assert [part.names for part in owned] == [("a", "b")] * 2
 

@@ -86,7 +86,7 @@ def _statements(config: Configuration, seeds: tuple[int, ...], rounds: int, *, d
     facts: Any = {"dp_delta": delta, "accountant": "toy", "nodes": 4, "gradients": None, "setting": ()}
     rows = [statement("published", "replace_one", dp_epsilon=None, reason="No noise.", **facts)]
     for factor, relation in ((1, "zero_out"), (2, "replace_one")):
-        noise = noises(config) if config.learning.noise else ()
+        noise: Any = noises(config) if config.learning.noise else ()
         own = [
             factor * epsilon_of(rounds, *at, delta) for seed in seeds for at in zip(noise, SIZES[seed], strict=False)
         ]

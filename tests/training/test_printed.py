@@ -13,6 +13,7 @@ import re
 import secrets
 import shlex
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,8 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.section, self.tables, self.summaries, self.items, self._into = "", {}, [], [], None
+        self.section, self.tables, self.summaries, self.items = "", {}, [], []
+        self._into: Any = None  # the list that text goes into
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
@@ -144,13 +146,13 @@ def ran(request, tmp_path_factory):
     )
 
 
-def ends(ran, name, metric):
+def ends(ran, name, metric) -> Any:
     """A metric of every seed at its end; None where it diverged."""
     own = [ran.last[name, seed] for seed in ran.cases[name]["seeds"]]
     return [None if line["status"] == "diverged" else line[metric] for line in own]
 
 
-def epsilons(ran, name, factor=1, dp_delta=DP_DELTA, rounds=None):
+def epsilons(ran, name, factor=1, dp_delta=DP_DELTA, rounds=None) -> Any:
     """(seeds, sites), of a case after some rounds, by default all of its own; None without noise."""
     options = ran.cases[name]
     rounds = rounds or max(ran.last[name, seed]["round"] for seed in options["seeds"])
@@ -300,7 +302,9 @@ def test_results(ran):
         assert row["proven_dp_epsilon"] == (None if own is None else pytest.approx(own.max()))
         assert row["published_dp_epsilon"] is None
     (ran.out.parent / "page_results.csv").write_bytes((ran.out / "results.csv").read_bytes())
-    directive = Directive.parse("<!-- table page rows=case columns=test_accuracy,proven_dp_epsilon,total_joules -->")
+    directive: Any = Directive.parse(
+        "<!-- table page rows=case columns=test_accuracy,proven_dp_epsilon,total_joules -->"
+    )
     for line in table(directive, ran.out.parent)[2:]:
         name, accuracy, epsilon, joules = (cell.strip() for cell in line.strip("|").split(" |"))
         own = epsilons(ran, name)

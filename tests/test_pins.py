@@ -20,7 +20,7 @@ from registry import REGISTRY
 
 from jaxfl import privacy
 from jaxfl.gradients import mini_batch, poisson
-from jaxfl.privacy import clients, tracking
+from jaxfl.privacy import clients, gossip, tracking
 from jaxfl.training.environment import describe_environment
 
 PINS = Path(__file__).parent / "pins"
@@ -48,7 +48,7 @@ def of_gossip():
             if estimator == "saga":
                 releases[" by batches"] = plain._replace(entry_size=3, num_entries=30, batch_size=13, clip_norm=0.7)
             for name, release in releases.items():
-                stated = privacy.gossip.statements(accountant, [release], 100, dp_delta=DELTA, num_nodes=8)
+                stated = gossip.statements(accountant, [release], 100, dp_delta=DELTA, num_nodes=8)
                 yield f"{accountant.label}, {sampler}{name}", stated
 
 

@@ -100,10 +100,11 @@ def require_undirected(graph: Graph, *, weights: bool = False) -> None:
     if graph.period != 1:
         found = f"{graph.name} has {graph.period} mixing matrices in turn"
         raise ArgumentError("graph", "must be the same in every round", found, "Use a fixed graph, or push_sum.")
-    matrix = graph.mixing_matrix(0)
-    differs = np.abs(matrix - matrix.T) > TOLERANCE if weights else (matrix > 0) != (matrix > 0).T
-    if differs.any():
-        i, j = (int(node) for node in np.argwhere(differs)[0])
+    matrix = graph.rounds[0]
+    sides = matrix if weights else matrix.sign()
+    differs = abs(sides - sides.T) > (TOLERANCE if weights else 0)
+    if differs.nnz:
+        i, j = min(zip(*(nodes.tolist() for nodes in differs.nonzero()), strict=True))
         requirement = "must have symmetric weights" if weights else "must be undirected"
         found = f"entry ({i}, {j}) of {graph.name} is {matrix[i, j]:.6g} and ({j}, {i}) is {matrix[j, i]:.6g}"
         raise ArgumentError("graph", requirement, found, 'Use an undirected graph with weights="metropolis".')

@@ -18,7 +18,7 @@ from jaxfl import graphs, privacy
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import fixed, poisson, uniform
-from jaxfl.privacy import gossip, tracking
+from jaxfl.privacy import clients, gossip, tracking
 
 SAMPLES, BATCH, CLIP, NOISE, RATE, ROUNDS = 24, 6, 1.5, 0.004, 0.5, 300
 SAMPLERS = {"poisson": poisson, "fixed": fixed, "uniform": uniform}
@@ -84,8 +84,9 @@ LEARNERS = {
 }
 
 
-def described(release):
+def described(release) -> tuple[str, float, float, float]:
     """Sampler, batch, clip norm and noise of a mean gradient, as a release says them."""
+    assert release.clip_norm is not None
     if isinstance(release, privacy.Release):
         return release.sampler, release.batch_size, release.clip_norm, release.noise_std
     if isinstance(release, privacy.ClientRelease):
@@ -218,7 +219,7 @@ def test_iterations_that_ran_are_counted_round_by_round():
     )
     learner = jaxfl.fed_avg(TASK, clients=steps, num_active=1)
     release = privacy.ClientRelease("poisson", SAMPLES, BATCH, CLIP, BATCH / CLIP)
-    expected = privacy.clients.statements([release] * 2, 4 + 3 + 2, dp_delta=1e-5)
+    expected = clients.statements([release] * 2, 4 + 3 + 2, dp_delta=1e-5)
     assert privacy.statements(learner, [SAMPLES] * 2, 3, dp_delta=1e-5) == expected
 
 

@@ -4,6 +4,7 @@ The last test runs the whole command in two worlds that differ in one record, an
 """
 
 import csv
+from typing import Any
 
 import datasets
 import jax
@@ -31,8 +32,9 @@ def written(folder, rows, door):
     ids, marks, sites, labels = zip(*rows, strict=True)
     folder.mkdir(exist_ok=True)
     if door.startswith("npz"):
-        arrays = {"inputs": np.array(marks, np.float32)[:, None], "labels": labels, "sites": sites}
-        np.savez(folder / "own.npz", **arrays, **({"ids": ids} if door == "npz with ids" else {}))
+        arrays: dict[str, Any] = {"inputs": np.array(marks, np.float32)[:, None], "labels": labels, "sites": sites}
+        arrays |= {"ids": ids} if door == "npz with ids" else {}
+        np.savez(folder / "own.npz", **arrays)
         return str(folder / "own.npz")
     columns = dict(zip(HEADING, (ids, marks, sites, labels), strict=True))
     if door in ("parquet", "hub"):

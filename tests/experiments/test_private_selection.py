@@ -86,6 +86,7 @@ def test_runs_that_read_alike_have_names_of_their_own():
 def test_the_epsilon_is_of_the_curve_of_the_runs(tmp_path):
     """The statement's epsilon is that of the accountant at other deltas: recomputed from the release of a run."""
     from jaxfl import privacy
+    from jaxfl.privacy import gossip
 
     run = tmp_path / "run"
     assert command(f"{SHORT} --private-selection logarithmic --out {run}") == 0
@@ -96,7 +97,7 @@ def test_the_epsilon_is_of_the_curve_of_the_runs(tmp_path):
         options = {"neighboring_relation": stated["neighboring_relation"]}
 
         def epsilon_at(dp_delta, options=options):
-            return privacy.gossip.epsilon(privacy.PRIVSGP, "proven", release, 2, dp_delta=dp_delta, **options)
+            return gossip.epsilon(privacy.PRIVSGP, "proven", release, 2, dp_delta=dp_delta, **options)
 
         expected = selected_epsilon(epsilon_at, selection("logarithmic", 4), 1e-5)
         assert stated["dp_epsilon"] == pytest.approx(expected, rel=2e-3)  # the multiplier is rounded

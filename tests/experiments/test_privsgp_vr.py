@@ -16,6 +16,7 @@ from jaxfl import graphs, privacy
 from jaxfl.analysis.plots import privacy_notes
 from jaxfl.frame import main
 from jaxfl.frame.command_line import parse
+from jaxfl.privacy import gossip
 from jaxfl.privacy.gossip import CIFAR10_CONSTANTS
 from jaxfl.privacy.statements import statement_text
 
@@ -37,7 +38,7 @@ def epsilon_of(config, size, rounds):
     """The proven epsilon of a node with this many samples."""
     release = min(releases_of(config, [size] * config.clients.nodes), key=lambda release: release.noise_std)
     accountant = METHODS[config.learning.method].accountant
-    return privacy.gossip.epsilon(accountant, "proven", release, rounds, dp_delta=1e-5, num_nodes=config.clients.nodes)
+    return gossip.epsilon(accountant, "proven", release, rounds, dp_delta=1e-5, num_nodes=config.clients.nodes)
 
 
 def proven(statements):

@@ -15,11 +15,9 @@ from jaxfl.privacy import (
     PRIVSGP_VR,
     Grid,
     Release,
-    calibrate_noise_std,
-    epsilon,
-    statements,
 )
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
+from jaxfl.privacy.gossip import calibrate_noise_std, epsilon, statements
 from jaxfl.privacy.gossip.proven import proven_bound, sensitivities
 
 DELTA, ROUNDS = 1e-5, 60

@@ -18,6 +18,7 @@ import pytest
 from jaxfl import core, training
 from jaxfl.channel import Costs, Ledger
 from jaxfl.core import tree
+from jaxfl.core.info import Fatal
 from jaxfl.training.case import check_counted
 from jaxfl.training.program import Program
 
@@ -144,7 +145,7 @@ def toy_algorithm(
             consensus_distance=tree.consensus_distance(params),
             bits_sent=bits,
             gradient_evaluations=jnp.ones(data.num_nodes, jnp.int32),
-            batch_overflow=overflow,
+            batch_overflow=Fatal(overflow),
         )
         if counts:
             samples = 1 + draws.batch_indices % 3

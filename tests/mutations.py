@@ -221,6 +221,7 @@ jaxfl/training/compilation_cache.py: owner.st_mode & 0o022 => owner.st_mode & 0o
 jaxfl/training/compilation_cache.py: _set(before) => pass
 jaxfl/training/compilation_cache.py: zlib.crc32(chr(10).join(found).encode()) => 0
 [tests/frame]
+jaxfl/frame/options.py: elif option.traced and math.isfinite(number): => elif False:
 jaxfl/frame/experiment.py: if values.get("seed", 0) not in seeds: => if True:
 jaxfl/frame/choose.py: return options[self.option] in self.values => return True
 jaxfl/frame/choose.py: if arguments[key] is None and default is _REQUIRED: => if False:
@@ -228,7 +229,6 @@ jaxfl/frame/grid.py: np.random.default_rng((seed, number)) => np.random.default_
 jaxfl/frame/grid.py: if len(row) < len(pairs): => if False:
 [tests/experiments/test_bad_inputs.py]
 jaxfl/frame/options.py: if not 0 <= number < 2**32: => if not 0 <= number < 2**33:
-jaxfl/frame/options.py: elif option.traced and math.isfinite(number): => elif False:
 jaxfl/frame/grid.py: low < high and (scale == "" or low > 0) => low < high
 jaxfl/frame/experiment.py: if set(left) & explicit and set(right) & explicit: => if False:
 [tests/experiments/test_baselines.py -k 'rows or pooled']
@@ -242,12 +242,12 @@ jaxfl/graphs/files.py: for sender, receiver in edges) => for receiver, sender in
 jaxfl/graphs/files.py: "metropolis" if both_ways else "uniform", names=order => "uniform", names=order
 jaxfl/graphs/files.py: order = tables.in_order(named => order = sorted(named
 [tests/data/test_tables.py tests/core/test_rulebook.py]
+jaxfl/data/tables.py: held_names(ids.names, share)[ids.numbers] => held_names(ids.names, share)[ids.numbers - 1]
 jaxfl/core/tables.py: _DIGITS = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})") => _DIGITS = re.compile(r"[+-]?[0-9]{1,18}")
 jaxfl/core/tables.py: sorted(distinct, key=int) if => sorted(distinct) if
 jaxfl/core/tables.py: for one in name.casefold() if => for one in name if
 jaxfl/data/tables.py: return tuple(numbers[name] for name in names) => return tuple(numbers.values())
 [tests/data/test_partition.py tests/experiments/test_one_record.py]
-jaxfl/data/tables.py: held_names(ids.names, share)[ids.numbers] => held_names(ids.names, share)[ids.numbers - 1]
 jaxfl/data/held_out.py: & (numbers < numbers.max()) => & (numbers <= numbers.max())
 [tests/channel/test_ledger.py]
 jaxfl/channel/ledger.py: simulated_seconds.max(axis=-1) + => simulated_seconds.mean(axis=-1) +

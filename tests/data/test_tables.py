@@ -34,6 +34,16 @@ def table(folder, *rows, heading=HEADING):
     return str(path)
 
 
+def test_who_tests_depends_on_an_identifier_only(tmp_path):
+    def training(persons):  # each has two rows
+        rows = [f"0.{k % 7},{k % 2},P{person}" for k, person in enumerate([*persons, *persons])]
+        return {*load_file(table(tmp_path, *rows, heading="x,label,id"), id_column="id").train_ids.tolist()}
+
+    everybody = training(range(60))
+    assert 40 < len(everybody) < 55
+    assert training(range(0, 60, 3)) == everybody & {f"P{person}" for person in range(0, 60, 3)}
+
+
 def test_a_table_gives_its_numbers_labels_and_sites(tmp_path):
     data = load_file(table(tmp_path), label_column="ill", site_column="site")
     assert (data.train_inputs.shape, data.test_inputs.shape, data.train_inputs.dtype) == ((48, 2), (12, 2), np.float32)

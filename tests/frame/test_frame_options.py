@@ -114,6 +114,7 @@ class TestGrids:
             ("--rounds 1 1", "rounds: must be distinct and at least one; got 1 1. List each once."),
             ("--rounds 1 x", "rounds: must be an integer; got 'x'. Pass another, or leave it out for the default."),
             ("--widths 8 4 --widths 2", "widths: must be given once; got '2' as well. Remove one of them."),
+            ("--step-size 1e-46", "step_size: must lie between 1.2e-38 and 3.4e+38 in size; got 1e-46."),
             ("--title a b", "title: must be a text; got 'a b'. Pass another, or leave it out for the default."),
             ("--checkpoint-every 1 2", "checkpoint_every: must be an integer; got '1 2'."),
             ("--fast true false", "fast: takes no value; got 'true false'. Write --fast alone, or leave it out."),

@@ -1,6 +1,6 @@
 """Small faults put into a copy of the code one at a time, and whether the tests beside each notice.
 
-    python tests/mutations.py                 # all rows, some 15 s each on one core
+    python tests/mutations.py                 # all rows, some 10 s each on one core
     python tests/mutations.py graphs channel  # rows whose file's path has one of these words
     python tests/mutations.py --check         # only that every text is found exactly once, as the gate does
 

@@ -80,7 +80,7 @@ def statements(learner: Any, sizes: Any, num_rounds: int, **options: Any) -> lis
         ...     learner = jaxfl.push_sum(task, graph=jaxfl.graphs.directed_ring(4), step_size=0.1, gradient=gradient,
         ...         noise=jaxfl.gaussian(0.05))
         ...     print(round(statements(learner, [1200] * 4, 300, dp_delta=1e-5)[1].dp_epsilon, 2))
-        1.16
+        1.15
         4.86
     """
     asked = releases_of(learner, sizes)
@@ -151,7 +151,7 @@ def calibrate(
         >>> def learner_of(noise_std):
         ...     return jaxfl.push_sum(task, noise=jaxfl.gaussian(noise_std), **settings)
         >>> print(round(calibrate(learner_of, [1200] * 4, 300, target_epsilon=3.0, dp_delta=1e-5), 4))
-        0.0247
+        0.024
     """
     target_epsilon, guess = verbs.positive(target_epsilon=target_epsilon), verbs.positive(guess=guess)
     return verbs.smallest_noise(

@@ -68,7 +68,7 @@ def of_noisy_gradients(
         def one(count: int, noise_std: float) -> gossip.Release:
             entries = -(-count // what.entry_size)
             # A sample's share of its entry: the mean over entries is that over samples.
-            bound = None if what.clip_norm is None else float(what.clip_norm) * entries / count
+            bound = None if what.clip_norm is None else float(what.clip_norm) * (entries / count)
             return gossip.Release(
                 estimator=what.estimator,
                 sampler=what.sampler,
@@ -175,7 +175,7 @@ def of_chosen_steps(
     """Make `Algorithm.releases` of ALI-DPFL: iterations that the run chooses by what it releases, and estimates.
 
     The proven statements are those of the budget. Those on what ran take `local_iterations`, by default the most that
-    so many rounds make.
+    the rounds can make.
     """
 
     def releases(sizes):

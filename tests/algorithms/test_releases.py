@@ -249,6 +249,17 @@ def test_traced_numbers_are_refused():
         jax.jit(spent)(1.0)
 
 
+def test_a_learner_with_traced_numbers_trains_though_it_says_no_releases():
+    def moved(noise_multiplier):
+        constants = jaxfl.private_constants(12, clip_norm=1.0, loss_bound=0.5, noise_multiplier=noise_multiplier)
+        budget = {"max_rounds": 5, "max_iterations": 20, "step_size": RATE}
+        learner = clients_learner(jaxfl.ali_dpfl, constants=constants, **budget)
+        state, _ = learner.round(jax.random.key(0), learner.init(jax.random.key(0), DATA), DATA)
+        return state.params
+
+    assert np.isfinite(jax.jit(moved)(20.0)).all()
+
+
 def test_an_algorithm_of_ones_own_says_its_releases():
     plain = gossip_learner(jaxfl.d_psgd, "mini_batch", "poisson", jaxfl.gaussian(2.0))
     parts = plain.init, plain.draw, plain.update, plain.node_params

@@ -209,7 +209,8 @@ def _constants(
         indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, data.sizes)
         return ConstantsDraws(jnp.where(mask, indices, data.sizes[:, None]), overflow, noise)
 
-    return BoundConstants(is_private, batch_size, noise_multiplier or 0.0, check_data, draw, estimate)
+    multiplier = 0.0 if noise_multiplier is None else noise_multiplier  # which may be traced
+    return BoundConstants(is_private, batch_size, multiplier, check_data, draw, estimate)
 
 
 def _places(data: FederatedData, draws: ConstantsDraws) -> tuple[Array, Array]:

@@ -118,7 +118,7 @@ def _programs_of_this_file_alone():
 
 
 _PEAKS = {}  # process -> the most memory that it held, bytes
-# What the gate's machine may lack and no package gives: only for these reasons may its tests be skipped. The gate sets
+# Reasons for which tests may be skipped: the gate's machine may lack these, and no package gives them. The gate sets
 # JAXFL_TESTS_NO_SKIP to 1, or to one more reason. Without it, tests of extras that are not installed are skipped.
 MAY_SKIP = (
     "no real files in",

@@ -24,7 +24,7 @@ class Fatal(NamedTuple):
 
 
 class Discarded(NamedTuple):
-    """Count of what was not finite and counted as zero, mostly a fault of the data. `check_info` alone refuses it."""
+    """Count of what was not finite and counted as zero, mostly a fault of the data. Only `check_info` refuses it."""
 
     number: Array  # () or (n,), int32
 

@@ -1,4 +1,4 @@
-"""Tasks of which a part of the parameters trains, while the others are constants."""
+"""Tasks that train a part of their parameters, while the others are constants."""
 
 from __future__ import annotations
 

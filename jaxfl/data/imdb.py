@@ -21,6 +21,7 @@ References:
 from __future__ import annotations
 
 import collections
+import io
 import os
 import re
 import tarfile
@@ -155,30 +156,27 @@ def _from_folder(place: Path) -> Iterator[tuple[str, int, str]]:
 
 
 def _from_archive(archive: Path) -> Iterator[tuple[str, int, str]]:
-    """Read the same from a tar archive, compressed or not; nothing is written to disk.
-
-    Each header is read by itself. `tarfile.open` would also apply headers that describe later ones (long names,
-    extended attributes, holes): reviews do not need these, and damaged or hostile archives may abuse them.
-    """
-    content, start = read_bytes(archive, _REMEDY, _MAX_ARCHIVE), 0
-    while (block := content[start : start + tarfile.BLOCKSIZE]) != bytes(tarfile.BLOCKSIZE):
-        try:
-            header = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            found = f"there is no header at byte {start:,} ({error})"
-            raise bad_file(archive, "be a complete tar archive", found, _REMEDY) from None
-        first = start + tarfile.BLOCKSIZE
-        if not 0 <= header.size <= len(content) - first:
-            found = f"a member of {header.size:,} bytes begins at byte {first:,} of {len(content):,}"
-            raise bad_file(archive, "be a complete tar archive", found, _REMEDY)
-        match = _REVIEW.fullmatch(header.name)
-        if match and header.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-            if header.size > _MAX_REVIEW:
-                found = f"there is one of {header.size:,}"
-                raise bad_file(archive, f"hold reviews of at most {_MAX_REVIEW:,} bytes", found, _REMEDY)
-            text = _decode(archive / header.name, content[first : first + header.size])
-            yield match[1], _number(archive, match[2]), text
-        start = first + -(-header.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+    """Read the same from a tar archive, compressed or not; nothing is written to disk."""
+    content = read_bytes(archive, _REMEDY, _MAX_ARCHIVE)
+    # tarfile takes damage behind the first member for the end: the mark of the end must be there.
+    if not content.rstrip(b"\0") or content[-2 * tarfile.BLOCKSIZE :].strip(b"\0"):
+        raise bad_file(archive, "be a complete tar archive", "it has no mark at its end", _REMEDY)
+    try:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as members:
+            for member in members:
+                match = _REVIEW.fullmatch(member.name)
+                if not match or not member.isreg():
+                    continue
+                if member.size > _MAX_REVIEW:
+                    found = f"there is one of {member.size:,}"
+                    raise bad_file(archive, f"hold reviews of at most {_MAX_REVIEW:,} bytes", found, _REMEDY)
+                file = members.extractfile(member)
+                assert file is not None
+                yield match[1], _number(archive, match[2]), _decode(archive / member.name, file.read())
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise bad_file(archive, "be a complete tar archive", str(error), _REMEDY) from None
 
 
 def _number(path: Path, digits: str) -> int:

@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import platform
-import re
 import tempfile
 import warnings
 import zlib
@@ -28,7 +27,6 @@ from jaxfl.core.platform import is_cpu
 # Reading an entry saves next to nothing below this; most of a run's small programs compile in 0.02 to 0.1 s.
 MIN_COMPILE_SECONDS = 0.1
 MAX_BYTES = 2 * 10**9  # for one kind of machine; JAX deletes the entries that were used longest ago
-_FAILED = re.compile(r"Error (reading|writing) persistent compilation cache entry for '([\w.<>-]+)'")
 # Earlier versions of jaxlib wrote to standard error, for every program that a CPU with AVX-512 read, that it might fail
 # (https://github.com/jax-ml/jax/issues/38445).
 _READS_QUIETLY_ON_CPU = (0, 10, 2)
@@ -43,11 +41,10 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
 
     Guarantees:
         - a folder that cannot be written brings a warning, and nothing is kept.
-        - an unreadable entry, or one that was written in part, is compiled again and replaced, without a message.
+        - JAX warns of an entry that it cannot read, and the program is compiled.
         - machines with other processors use folders of their own, because their programs may not run here.
-        - JAX's settings are restored afterwards, and a new folder in which nothing is kept is removed.
+        - JAX's settings are restored afterwards.
     """
-    is_new = where != "default" and not os.path.exists(os.path.expanduser(where))
     folder = None if where == "off" else _writable_folder(where)
     if folder is None and where != "off":
         yield None
@@ -61,15 +58,9 @@ def compilation_cache(where: str) -> Iterator[Path | None]:
     before = {name: getattr(jax.config, name) for name in settings}
     _set(settings)
     try:
-        with contextlib.nullcontext() if folder is None else _mending(folder):
-            yield folder
+        yield folder
     finally:
         _set(before)
-        if is_new and folder is not None and {entry.name for entry in folder.iterdir()} <= {".lockfile"}:
-            with contextlib.suppress(OSError):  # another process has begun to use it
-                (folder / ".lockfile").unlink(missing_ok=True)
-                folder.rmdir()
-                folder.parent.rmdir()
 
 
 def _set(settings: dict[str, Any]) -> None:
@@ -82,8 +73,8 @@ def _writable_folder(where: str) -> Path | None:
     """The folder for this kind of machine below the one that is asked for; None if nothing is to be kept there."""
     if where == "default":
         settings: Any = jax.config
-        told = settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache
-        if told or (jax.__version_info__ < _READS_QUIETLY_ON_CPU and is_cpu()):
+        is_set = settings.jax_compilation_cache_dir is not None or not settings.jax_enable_compilation_cache
+        if is_set or (jax.__version_info__ < _READS_QUIETLY_ON_CPU and is_cpu()):
             return None
         base = platformdirs.user_cache_path("jaxfl", appauthor=False) / "compilation"
     else:
@@ -129,28 +120,3 @@ def _give_times(folder: Path) -> None:
             time = entry.with_name(f"{entry.name.removesuffix('-cache')}-atime")
             if not time.exists():
                 time.write_bytes(entry.stat().st_mtime_ns.to_bytes(8, "little"))
-
-
-@contextlib.contextmanager
-def _mending(folder: Path) -> Iterator[None]:
-    """Mend an entry of which JAX warns that it cannot read or write it, for instance of a run killed while it wrote.
-
-    JAX would leave it there, and warn in every run.
-    """
-    show = warnings.showwarning
-
-    def mend(message: Warning | str, *rest: Any) -> None:
-        found = _FAILED.match(str(message))
-        if found is not None and found[1] == "reading":
-            for path in folder.glob(f"{found[2]}-*"):  # the warning names the program, not the entry
-                path.unlink(missing_ok=True)
-        elif found is not None and "-atime'" in str(message):
-            _give_times(folder)
-        else:
-            show(message, *rest)
-
-    warnings.showwarning = mend
-    try:
-        yield
-    finally:
-        warnings.showwarning = show

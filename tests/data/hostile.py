@@ -45,15 +45,3 @@ def member(name: str, content: bytes = b"good", *, size: int | None = None, kind
     info.type = kind
     info.size = len(content) if size is None else size
     return info.tobuf(tarfile.GNU_FORMAT) + content + bytes(-len(content) % tarfile.BLOCKSIZE)
-
-
-def extended(records: bytes, size: int | None = None) -> bytes:
-    """An extended header with these records, for the next member."""
-    return member("./PaxHeaders/x", records, size=size, kind=tarfile.XHDTYPE)
-
-
-def record(keyword: str, value: str) -> bytes:
-    """One record of an extended header."""
-    body = f" {keyword}={value}\n".encode()
-    length = next(n for n in range(len(body), len(body) + 9) if len(str(n)) + len(body) == n)
-    return str(length).encode() + body

@@ -8,7 +8,7 @@ import tarfile
 import numpy as np
 import pytest
 from helpers import refused
-from hostile import extended, member, peak_of, record, within
+from hostile import member, peak_of, within
 from test_sources import real
 
 from jaxfl.data import imdb, load
@@ -138,19 +138,8 @@ HARMFUL = [
     member(f"aclImdb/train/neg/{'9' * 50}_1.txt"),
     member(NAME, b"\xff good"),
     member(NAME, b" \n"),
-    extended(b"x", size=-1024),
     b"x" * 512,
     member(NAME)[:-1],
-]
-# Such headers are passed over with what they say, as are members that are no files.
-IDLE = [
-    extended(record("size", "-1024")),
-    extended(record("GNU.sparse.map", "0,10") + record("GNU.sparse.size", "9" * 30)),
-    extended(record("path", f"aclImdb/train/neg/{'9' * 5000}_1.txt")),
-    extended(b"9" * 5000 + b" path=x\n") * 2000,
-    member("x" * 20_000, b"x" * 20_000, kind=tarfile.GNUTYPE_LONGNAME),
-    member(NAME, kind=tarfile.GNUTYPE_SPARSE),
-    member(NAME, b"", kind=tarfile.SYMTYPE),
 ]
 
 
@@ -160,21 +149,8 @@ def test_archives_made_to_harm(tmp_path, first):
     path.write_bytes(first + archive_bytes(REVIEWS))
     before = sorted(tmp_path.rglob("*"))
     with within(20), peak_of(10_000_000):
-        message = refused(lambda: load("imdb", tmp_path), "data_dir", imdb._REMEDY)
-    assert path.name in message.removesuffix(imdb._REMEDY)
+        refused(lambda: load("imdb", tmp_path), "data_dir", imdb._REMEDY)
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("first", IDLE, ids=map(str, range(len(IDLE))))
-def test_what_a_header_says_of_the_next_has_no_effect(tmp_path, first):
-    write_folder(tmp_path)
-    expected = load_imdb(tmp_path)
-    (tmp_path / "archive").mkdir()
-    (tmp_path / "archive" / "aclImdb_v1.tar").write_bytes(first + archive_bytes(REVIEWS))
-    with within(20), peak_of(50_000_000):
-        found = load_imdb(tmp_path / "archive")
-    for mine, array in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(mine, array, strict=True)
 
 
 def test_an_archive_ends_with_its_mark(tmp_path):
@@ -183,7 +159,7 @@ def test_an_archive_ends_with_its_mark(tmp_path):
     path.write_bytes(members + bytes(1024))
     assert len(load("imdb", tmp_path).train_labels) == 4
     whole = gzip.compress(members + bytes(1024))
-    ends = (b"", b"x" * 512 + bytes(1024), member("aclImdb/README")[:-1], bytes(100))
+    ends = (b"", member("aclImdb/README")[:-1], bytes(100))
     for content in (*(members + end for end in ends), whole[:-20], b"<html>not found</html>", members[:700]):
         path.write_bytes(content)
         refused(lambda: load("imdb", tmp_path), "data_dir", path.name, "Download")

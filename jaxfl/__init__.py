@@ -2,5 +2,5 @@
 
 from jaxfl.on_use import import_on_use
 
-__version__ = "0.1.0"
+__version__ = "0.4.0"
 import_on_use(__name__)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import jaxfl
+
 DOCS = Path(__file__).parent.parent / "docs"
 TEXTS = {path.name: path.read_text() for path in sorted(DOCS.glob("*.md"))}
 
@@ -115,6 +117,13 @@ def test_what_a_document_links_to_exists(name):
     of_the_reader = "momentum_gossip"
     for path in paths:
         assert of_the_reader in path or (DOCS / path).exists() or (DOCS.parent / path).exists(), path
+
+
+def test_the_newest_version_of_the_changelog_is_that_of_the_package():
+    versions = re.findall(r"^## (\d+\.\d+\.\d+), 20\d\d-\d\d-\d\d$", TEXTS["CHANGELOG.md"], re.MULTILINE)
+    assert versions[0] == jaxfl.__version__
+    assert versions == sorted(versions, reverse=True)
+    assert f"\nversion: {versions[0]}\n" in (DOCS / "CITATION.cff").read_text()
 
 
 def test_a_round_over_devices_runs():

@@ -150,8 +150,8 @@ def of_clients(
 ) -> Callable[[Sequence[int]], Releases]:
     """Make `Algorithm.releases` of federated averaging: of whole clients, or of their samples.
 
-    Without private updates a client's samples count. It makes all steps of all rounds then, whoever is active. Without
-    `num_active` all clients are.
+    Without private updates a client's samples count. It makes all steps of all rounds then, whoever is active; the
+    account takes `local_iterations` where they are known. Without `num_active` all clients are active.
     """
 
     def of_updates(sizes, private):
@@ -168,10 +168,14 @@ def of_clients(
         if not callable(clients.num_steps):
             known(num_steps=clients.num_steps)
 
-        def counts(num_rounds):
-            return int(jax.vmap(clients.steps_at)(jnp.arange(num_rounds, dtype=jnp.int32)).sum()), 0
+        def account(each, *, local_iterations: int | None = None, **options):
+            def counts(num_rounds):
+                if local_iterations is not None:
+                    return local_iterations, 0
+                return int(jax.vmap(clients.steps_at)(jnp.arange(num_rounds, dtype=jnp.int32)).sum()), 0
 
-        account = functools.partial(accounting.account, counts=counts, num_clients=len(sizes))
+            return accounting.account(each, counts=counts, num_clients=len(sizes), **options)
+
         return Releases(tuple(of_local_steps(clients, sizes)), account)
 
     return releases

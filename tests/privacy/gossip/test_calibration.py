@@ -109,7 +109,12 @@ def test_noise_for_no_rounds():
         (PRIVSGP, "published", PLAIN, "Take another bound, or other releases"),
         (PRIVSGP_VR, "proven", TABLE._replace(clip_norm=None), "Clip, or choose another bound"),
         (PRIVSGP_VR, "proven", TABLE._replace(assumed=True), "Clip, or choose another bound"),
-        (PRIVSGP_VR, "proven", TABLE._replace(entry_size=4, storage="bfloat16"), "Take another bound, or other releases"),
+        (
+            PRIVSGP_VR,
+            "proven",
+            TABLE._replace(entry_size=4, storage="bfloat16"),
+            "Take another bound, or other releases",
+        ),
     ],
 )
 def test_no_noise_gives_a_bound_that_does_not_exist(accountant, bound, release, remedy):

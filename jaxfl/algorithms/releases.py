@@ -116,7 +116,9 @@ def of_noisy_states(
             if len(each) > nodes:
                 remedy = "Pass the smallest sizes: a sample takes part most often there."
                 raise ArgumentError("sizes", "must be of one run", f"got {len(each) // nodes}", remedy)
-            own = {name: value[list(agents)] if np.ndim(value) else value for name, value in settings.items()}
+            own = {
+                name: np.asarray(value)[list(agents)] if np.ndim(value) else value for name, value in settings.items()
+            }
             names = ("state_noise_scale", "tracker_noise_scale")
             scales = {name: np.asarray(getattr(schedule, name)) for name in names}
             scales = {name: value[list(agents)] if value.ndim == 2 else value for name, value in scales.items()}

@@ -164,7 +164,7 @@ class TestBudget:
         (config,) = settle(arguments, [144] * 10).values()
         assert rounds_of(config) == 200
         assert [int(config.steps_at(k)) for k in (0, 199)] == [5, 5]
-        noise = config.learning.update_noise_multiplier
+        noise = float(config.learning.update_noise_multiplier)
         release = accounting.UpdateRelease("poisson", 0.3, 1.0, noise)
         account = accounting.client_level_account(release, num_clients=10, dp_delta=1e-5)
         assert 2.99 < account.epsilon(200) <= 3.0

@@ -22,7 +22,7 @@ def of_table(**changes):
     return lambda: gossip.account(PRIVSGP_VR, TABLE._replace(**changes), **DELTA)
 
 
-def of_plain(accountant=PRIVSGP, releases=PLAIN, **changes):
+def of_plain(accountant=PRIVSGP, releases: Any = PLAIN, **changes):
     return lambda: gossip.account(accountant, releases, **{**DELTA, **changes})
 
 
@@ -110,7 +110,7 @@ def test_of_a_clients_release(changes, argument):
     refused(lambda: clients.account([CLIENT, bad], **DELTA), argument)
 
 
-def of_client(releases=CLIENT, rounds=1, claim=(), **changes):
+def of_client(releases: Any = CLIENT, rounds=1, claim=(), **changes):
     return lambda: clients.account(releases, **{**DELTA, **changes}).epsilon(rounds, *claim)
 
 

@@ -151,11 +151,7 @@ def account(
     check.at_least(1, num_clients=num_clients)
     dp_delta = verbs.number(dp_delta=dp_delta)
     check.open_unit(dp_delta=dp_delta)
-    if counts is None:
-
-        def counts(num_rounds: int) -> tuple[int, int]:
-            return num_rounds, num_estimates
-
+    counts = (lambda num_rounds: (num_rounds, num_estimates)) if counts is None else counts
     plans = [Plan(_checked(release), dp_delta, counts, None) for release in listed]
     proven = plans
     if budget is not None and all(release.estimates == "private" for release in listed):
@@ -201,7 +197,7 @@ def _spent(plan: Plan, num_rounds: int, factor: float) -> Spent:
     release = plan.release._replace(noise_multiplier=factor * plan.release.noise_multiplier)
     if plan.budget is None or not ran[0]:
         return Spent(release, *ran, plan.dp_delta)
-    return Spent(release, *plan.budget, plan.dp_delta, ran)
+    return Spent(release, max(plan.budget[0], ran[0]), max(plan.budget[1], ran[1]), plan.dp_delta, ran)
 
 
 def _search(

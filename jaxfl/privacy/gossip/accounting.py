@@ -103,8 +103,7 @@ def _search(
         left_out = f"{unresolved_delta(num_rounds):.1g}, what accounting leaves out in {num_rounds} rounds"
         raise ArgumentError("dp_delta", f"must be above {left_out}", f"got {one.dp_delta:g}", "Pass a larger one.")
     sampling_rate = min(1.0, release.batch_size / release.num_entries)
-    spread = sampling_rate * math.sqrt(num_rounds) * math.sqrt(2 * math.log(1.25 / one.dp_delta)) / target_epsilon
-    guess = present * max(spread, 0.4)
+    guess = present * verbs.noise_guess(sampling_rate, num_rounds, one.dp_delta, target_epsilon)
     if guess * release.noise_std > float(np.finfo(np.float32).max):
         needed = f"got {target_epsilon:g}, which needs about {guess * release.noise_std:.2g}"
         requirement = "must need no more noise than float32 holds"

@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     """Runs of a method, of which one is accounted for."""
 
     runs: Callable[[int, float], list[Run]]  # (num_rounds, factor on all noise) -> runs
-    index: int
+    which: int
 
 
 def account_of(runs: Callable[[TrackingSchedule, int], list[Run]], schedule: TrackingSchedule) -> Account:
@@ -140,7 +140,7 @@ def required_delta(dp_delta: float | None) -> float:
 
 def _spent(plan: Plan, num_rounds: int, factor: float) -> Run:
     """The run after some rounds, with a factor on its noise."""
-    return plan.runs(num_rounds, factor)[plan.index]
+    return plan.runs(num_rounds, factor)[plan.which]
 
 
 def _search(

@@ -18,7 +18,6 @@ from jaxfl.privacy.gossip import (
 
 PLAIN = Release("mini_batch", "poisson", 16, 1200, clip_norm=2.0, noise_std=1.0)
 TABLE = PLAIN._replace(estimator="saga")
-DELTA = {"dp_delta": 1e-5}
 CASES = [
     (PRIVSGP, "proven", PLAIN),
     (PRIVSGP, "proven", PLAIN._replace(sampler="fixed")),
@@ -33,11 +32,11 @@ CASES = [
 @pytest.mark.parametrize(("accountant", "bound", "release"), CASES)
 @pytest.mark.quick_cases(2)
 def test_never_overspends_and_tight(accountant, bound, release):
-    found = account(accountant, release, num_nodes=10, **DELTA).calibrate(1000, 3.0, bound)
+    found = account(accountant, release, num_nodes=10, dp_delta=1e-5).calibrate(1000, 3.0, bound)
 
     def spent(noise_std):
-        options = {"dp_delta": 1e-5, "num_nodes": 10}
-        return account(accountant, release._replace(noise_std=noise_std), **options).epsilon(1000, bound)
+        noisy = release._replace(noise_std=noise_std)
+        return account(accountant, noisy, num_nodes=10, dp_delta=1e-5).epsilon(1000, bound)
 
     assert spent(found) <= 3.0 < spent(0.999 * found)
 
@@ -61,7 +60,7 @@ def test_a_machine_with_other_last_bits_finds_the_same_noise(bound, monkeypatch)
         true = verbs.Family.epsilon
         with monkeypatch.context() as patch:
             patch.setattr(verbs.Family, "epsilon", lambda *spent: true(*spent) * (1 + error))
-            return account(PRIVSGP_VR, TABLE, **DELTA).calibrate(1000, 3.0, bound)
+            return account(PRIVSGP_VR, TABLE, dp_delta=1e-5).calibrate(1000, 3.0, bound)
 
     assert found(0.0) == found(1e-11) == found(-1e-11)
 
@@ -88,19 +87,19 @@ def test_not_even_one_round():
 @pytest.mark.parametrize(("accountant", "release"), [(PRIVSGP, PLAIN), (PRIVSGP_VR, TABLE), (A_DP2_SGD, PLAIN)])
 def test_one_more_round_overspends(accountant, release):
     release = release._replace(noise_std=0.2 if release is TABLE else 0.14)
-    rounds = account(accountant, release, num_nodes=4, **DELTA).most_rounds(3.0, 5000)
+    rounds = account(accountant, release, num_nodes=4, dp_delta=1e-5).most_rounds(3.0, 5000)
     assert 0 < rounds < 5000
     spent = [account(accountant, release, dp_delta=1e-5, num_nodes=4).epsilon(k) for k in (rounds, rounds + 1)]
     assert spent[0] <= 3.0 < spent[1]
 
 
 def test_rounds_without_a_bound():
-    assert account(PRIVSGP, PLAIN._replace(noise_std=0.0), **DELTA).most_rounds(3.0, 10) == 0
-    assert account(PRIVSGP, PLAIN, **DELTA).most_rounds(3.0, 10, "published") == 0
+    assert account(PRIVSGP, PLAIN._replace(noise_std=0.0), dp_delta=1e-5).most_rounds(3.0, 10) == 0
+    assert account(PRIVSGP, PLAIN, dp_delta=1e-5).most_rounds(3.0, 10, "published") == 0
 
 
 def test_noise_for_no_rounds():
-    assert account(PRIVSGP, PLAIN, **DELTA).calibrate(0, 3.0) == 0.0
+    assert account(PRIVSGP, PLAIN, dp_delta=1e-5).calibrate(0, 3.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -119,25 +118,25 @@ def test_noise_for_no_rounds():
 )
 def test_no_noise_gives_a_bound_that_does_not_exist(accountant, bound, release, remedy):
     with pytest.raises(ArgumentError, match=rf"bound: must exist .*\. {remedy}\.$"):
-        account(accountant, release, **DELTA).calibrate(10, 3.0, bound)
+        account(accountant, release, dp_delta=1e-5).calibrate(10, 3.0, bound)
 
 
 NODES = [Release("saga", "poisson", 4, size, clip_norm=1.0, noise_std=1.0) for size in (40, 80)]
 
 
 def largest(rounds, **changes):
-    options = {"dp_delta": 1e-5, "num_nodes": 2}
-    return max(account(PRIVSGP_VR, node._replace(**changes), **options).epsilon(rounds) for node in NODES)
+    accounts = [account(PRIVSGP_VR, node._replace(**changes), num_nodes=2, dp_delta=1e-5) for node in NODES]
+    return max(one.epsilon(rounds) for one in accounts)
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_no_node_spends_more_than_its_budget(order):
-    noise = account(PRIVSGP_VR, NODES[::order], num_nodes=2, **DELTA).calibrate(10, 3.0)
+    noise = account(PRIVSGP_VR, NODES[::order], num_nodes=2, dp_delta=1e-5).calibrate(10, 3.0)
     assert 2.97 < largest(10, noise_std=noise) <= 3.0
     assert largest(10, noise_std=0.99 * noise) > 3.0, "less noise must be too little for this to mean something"
 
 
 def test_the_node_that_spends_most_decides_the_rounds():
-    rounds = account(PRIVSGP_VR, NODES, num_nodes=2, **DELTA).most_rounds(3.0, 500)
+    rounds = account(PRIVSGP_VR, NODES, num_nodes=2, dp_delta=1e-5).most_rounds(3.0, 500)
     assert largest(rounds) <= 3.0 < largest(rounds + 1)
-    assert account(PRIVSGP_VR, NODES, num_nodes=2, **DELTA).most_rounds(3.0, 3) == 3
+    assert account(PRIVSGP_VR, NODES, num_nodes=2, dp_delta=1e-5).most_rounds(3.0, 3) == 3

@@ -235,11 +235,10 @@ def plain(releases: _Release | Sequence[_Release]) -> list[_Release]:
     listed: list[Any] = [releases] if hasattr(releases, "_fields") else list(cast(Sequence[Any], releases))
     if not listed:
         raise ArgumentError("releases", "must hold one release a node", "got none", "Pass a non-empty sequence.")
-    found = []
-    for release in listed:
+    for at, release in enumerate(listed):
         arrays = {name: value for name, value in release._asdict().items() if hasattr(value, "dtype")}
-        found.append(release._replace(**{name: number(**{name: value}) for name, value in arrays.items()}))
-    return found
+        listed[at] = release._replace(**{name: number(**{name: value}) for name, value in arrays.items()})
+    return listed
 
 
 def number(**argument: Any) -> float:

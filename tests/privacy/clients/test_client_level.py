@@ -1,6 +1,5 @@
 """Privacy of whole clients."""
 
-
 import pytest
 
 from jaxfl.privacy.clients import (

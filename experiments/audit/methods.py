@@ -83,7 +83,7 @@ def claimed(config: Configuration, task: Task, data: FederatedData) -> tuple[flo
         return privacy.account(algorithm, data, dp_delta=claim.dp_delta)
 
     rounds = learner(config, task, config.claimed, 1.0).num_rounds
-    noise_std = account(1.0).calibrate(rounds, claim.target_epsilon) * (1 + 1e-12)  # rounding of other units
+    noise_std = account(1.0).calibrate(rounds, claim.target_epsilon)
     return noise_std, next(one for one in account(noise_std).statements(rounds) if one.bound == "proven")
 
 

@@ -231,7 +231,7 @@ def scorer(method):
 @functools.cache
 def claimed_noise(method):
     """The noise that is proven to give epsilon 1."""
-    release = Release(ESTIMATORS[method], "poisson", BATCH, SIZE, CLIP, 0.0)
+    release = Release(ESTIMATORS[method], "poisson", BATCH, SIZE, CLIP, 1.0)
     return account(method, release, dp_delta=DELTA).calibrate(ROUNDS, 1.0)
 
 

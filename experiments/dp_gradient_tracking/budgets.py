@@ -47,9 +47,10 @@ def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
     one_by_one = max(sizes) - min(sizes) > 1 and not noise.agent_gains
     parts = [[agent] for agent in range(nodes)] if one_by_one else [list(range(nodes))]
     accounts = [_account(unit, sizes, agents) for agents in parts]
-    gains = [account.calibrate(config.num_rounds, target, noise.bound) for account in accounts]
-    gain = max(gains) * (1 + 1e-9)  # what multiplying in another order rounds away
-    own = tuple(each / max(gains) for each in gains) if one_by_one else noise.agent_gains
+    rounding = 1 + 1e-9  # what multiplying in another order rounds away
+    gains = [account.calibrate(config.num_rounds, target, noise.bound) * rounding for account in accounts]
+    gain = max(gains)
+    own = tuple(each / gain for each in gains) if one_by_one else noise.agent_gains
     result = lay(config, {"noise_gain": gain, "agent_gains": own})
     ends = [end(result.schedule().state_noise_scale) for end in (np.min, np.max)]
     if not np.finfo(np.float32).tiny < ends[0] <= ends[1] < np.finfo(np.float32).max:

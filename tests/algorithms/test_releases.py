@@ -212,9 +212,6 @@ def test_a_learner_is_asked_and_not_described():
         release = privacy.Release("mini_batch", sampler, BATCH, 1200, clip_norm=CLIP, noise_std=2.0)
         assert epsilons[sampler] == gossip.account(privacy.PRIVSGP, release, dp_delta=1e-5).epsilon(300)
     assert epsilons["poisson"] < epsilons["uniform"]
-    learner = gossip_learner(jaxfl.push_sum, "saga", "poisson", jaxfl.gaussian(2.0))
-    found = privacy.statements(learner, DATA, 5, dp_delta=1e-5)
-    assert [row.bound for row in found] == ["published", "proven", "proven"]
 
 
 def test_calibrated_noise_meets_the_budget():
@@ -228,9 +225,6 @@ def test_calibrated_noise_meets_the_budget():
     assert 0.5 * factor == pytest.approx(noise, rel=1e-3)
     assert privacy.epsilon(learner_of(noise), [1200], 300, **budget) <= 3.0
     rounds = privacy.most_rounds(learner_of(noise), [1200], 3.0, 400, **budget)
-    assert rounds == privacy.account(learner_of(noise), [1200], dp_delta=1e-5).most_rounds(
-        3.0, 400, "proven", "replace_one"
-    )
     assert 300 <= rounds < 303
     assert privacy.calibrate(learner_of, [1200], 0, 3.0, **budget) == 0.0
 

@@ -21,9 +21,9 @@ from typing import Any, NamedTuple, NoReturn
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import clients, gossip, tracking
-from jaxfl.privacy.statements import RELATIONS, Statement, rounded_up, statement_text
+from jaxfl.privacy.accountant import Account
+from jaxfl.privacy.statements import RELATIONS, rounded_up, statement_text
 
-Releases = list[Any]  # of every site, or one of the server
 _OPTIONS = {  # argument of the library -> option
     "batch_size": "--batch",
     "bound": "--bound",
@@ -55,20 +55,18 @@ class Method(NamedTuple):
     """Accounting of one method.
 
     Attributes:
-        releases: (options, noise multiplier) -> releases of every site, or the one of the server.
-        statements: (options, releases) -> statements.
-        least: (options, releases with some noise, relation or None) -> least noise multiplier that meets the target.
+        account: (options, noise multiplier) -> the account of a run.
         noise_on: what the noise is added to, in words.
+        rounds: options -> rounds of the account.
         divisor: options -> number that the noise is divided by.
         of_clients: whole clients are protected, and neither samples nor batches count.
         noise: key, in JSON, of the noise multiplier times the clip norm over `divisor`.
     """
 
-    releases: Callable[[argparse.Namespace, float], Releases]
-    statements: Callable[[argparse.Namespace, Releases], list[Statement]]
-    least: Callable[[argparse.Namespace, Releases, str | None], float]
+    account: Callable[[argparse.Namespace, float], Account]
     noise_on: str
-    divisor: Callable[[argparse.Namespace], int] = lambda asked: 1
+    rounds: Callable[[argparse.Namespace], int] = lambda options: options.rounds
+    divisor: Callable[[argparse.Namespace], int] = lambda options: 1
     of_clients: bool = False
     noise: str = "noise_std"
 
@@ -76,75 +74,42 @@ class Method(NamedTuple):
 def _gossip(accountant: gossip.Accountant) -> Method:
     """A method over a graph, in which a site releases a noisy mean gradient in every round."""
 
-    def releases(asked: argparse.Namespace, noise: float) -> Releases:
-        std = noise * asked.clip_norm / asked.batch
-        estimator = accountant.estimator or "mini_batch"
-        return [
-            gossip.Release(estimator, asked.sampler, asked.batch, size, asked.clip_norm, std) for size in _sizes(asked)
-        ]
+    def account(options: argparse.Namespace, noise: float) -> Account:
+        sampler, batch, norm = options.sampler, options.batch, options.clip_norm
+        estimator, std = accountant.estimator or "mini_batch", noise * norm / batch
+        releases = [gossip.Release(estimator, sampler, batch, size, norm, std) for size in _sizes(options)]
+        return gossip.account(accountant, releases, dp_delta=options.delta)
 
-    def settings(asked: argparse.Namespace) -> dict[str, Any]:
-        return {"dp_delta": asked.delta, "num_nodes": asked.sites}
-
-    def statements(asked: argparse.Namespace, released: Releases) -> list[Statement]:
-        return gossip.statements(accountant, released, asked.rounds, **settings(asked))
-
-    def least(asked: argparse.Namespace, released: Releases, relation: str | None) -> float:
-        budget = {"target_epsilon": asked.target, "neighboring_relation": relation}
-        std = gossip.calibrate_noise_std(accountant, asked.bound, released, asked.rounds, **budget, **settings(asked))
-        return std * asked.batch / asked.clip_norm
-
-    return Method(releases, statements, least, "a site's mean gradient", lambda asked: asked.batch)
+    return Method(account, "a site's mean gradient", divisor=lambda options: options.batch)
 
 
 def _local_steps(estimates: bool) -> Method:
     """A method with a server: clients make private local steps, and with ALI-DPFL estimates of constants, too."""
 
-    def releases(asked: argparse.Namespace, noise: float) -> Releases:
-        plain = [clients.ClientRelease(asked.sampler, n, asked.batch, asked.clip_norm, noise) for n in _sizes(asked)]
-        if not estimates:
-            return plain
-        return [
-            one._replace(
-                estimates="private",
-                estimate_batch_size=asked.constants_batch or one.num_samples,
-                estimate_noise_multiplier=asked.constants_noise,
-            )
-            for one in plain
-        ]
+    def account(options: argparse.Namespace, noise: float) -> Account:
+        def release(size: int) -> clients.ClientRelease:
+            plain = clients.ClientRelease(options.sampler, size, options.batch, options.clip_norm, noise)
+            if not estimates:
+                return plain
+            batch, multiplier = options.constants_batch or size, options.constants_noise
+            return plain._replace(estimates="private", estimate_batch_size=batch, estimate_noise_multiplier=multiplier)
 
-    def counts(asked: argparse.Namespace) -> tuple[int, int]:
-        return asked.rounds * asked.local_steps, asked.rounds if estimates else 0
+        most = options.rounds * options.local_steps, options.rounds * estimates
+        settings = {"num_estimates": most[1], "budget": most, "dp_delta": options.delta}
+        return clients.account([release(size) for size in _sizes(options)], **settings)
 
-    def statements(asked: argparse.Namespace, released: Releases) -> list[Statement]:
-        settings = {"dp_delta": asked.delta, "num_clients": asked.sites}
-        return clients.statements(released, *counts(asked), budgeted=counts(asked), **settings)
-
-    def least(asked: argparse.Namespace, released: Releases, relation: str | None) -> float:
-        settings = {"bound": asked.bound, "dp_delta": asked.delta, "neighboring_relation": relation}
-        return clients.calibrate_noise_multiplier(released, *counts(asked), target_epsilon=asked.target, **settings)
-
-    return Method(releases, statements, least, "a client's sum of gradients")
+    return Method(account, "a client's sum of gradients", lambda options: options.rounds * options.local_steps)
 
 
 def _updates() -> Method:
     """DP-FedAvg: a server adds noise to the sum of clients' clipped updates."""
 
-    def rate(asked: argparse.Namespace) -> float:
-        return (asked.sites if asked.active is None else asked.active) / asked.sites
+    def account(options: argparse.Namespace, noise: float) -> Account:
+        rate = (options.sites if options.active is None else options.active) / options.sites
+        release = clients.UpdateRelease(options.sampler, rate, options.clip_norm, noise)
+        return clients.client_level_account(release, num_clients=options.sites, dp_delta=options.delta)
 
-    def releases(asked: argparse.Namespace, noise: float) -> Releases:
-        return [clients.UpdateRelease(asked.sampler, rate(asked), asked.clip_norm, noise)]
-
-    def statements(asked: argparse.Namespace, released: Releases) -> list[Statement]:
-        settings = {"num_clients": asked.sites, "dp_delta": asked.delta}
-        return clients.client_level_statements(released[0], asked.rounds, **settings)
-
-    def least(asked: argparse.Namespace, _released: Releases, _relation: str | None) -> float:
-        settings = {"participation_rate": rate(asked), "dp_delta": asked.delta}
-        return clients.client_noise_multiplier(asked.target, asked.rounds, **settings)
-
-    return Method(releases, statements, least, "the server's sum of updates", of_clients=True)
+    return Method(account, "the server's sum of updates", of_clients=True)
 
 
 _MOST_ROUNDS = 10_000
@@ -165,34 +130,27 @@ _OWN: dict[str, tuple[tuple[str, ...], Any]] = {
 def _tracking() -> Method:
     """Gradient tracking: agents broadcast noisy states and trackers, with the numbers of a scheme of the paper."""
 
-    def run(asked: argparse.Namespace, noise: float) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def account(options: argparse.Namespace, noise: float) -> Account:
         from jaxfl.graphs.files import tracking_pair  # takes scipy.sparse
 
-        schedule = tracking.paper_schedule(asked.scheme, asked.rounds, asked.sites)
-        pair = tracking_pair(asked.graph, asked.sites)
+        schedule = tracking.paper_schedule(options.scheme, options.rounds, options.sites)
+        pair = tracking_pair(options.graph, options.sites)
         schedule = schedule._replace(
-            num_samples=asked.batch,
-            step_size=schedule.step_size if asked.step_size is None else asked.step_size,
-            state_noise_scale=noise * asked.clip_norm * schedule.state_noise_scale,
-            tracker_noise_scale=noise * asked.clip_norm * schedule.tracker_noise_scale,
+            num_samples=options.batch,
+            step_size=schedule.step_size if options.step_size is None else options.step_size,
+            state_noise_scale=noise * options.clip_norm * schedule.state_noise_scale,
+            tracker_noise_scale=noise * options.clip_norm * schedule.tracker_noise_scale,
         )
-        settings = {"num_local_samples": _sizes(asked), "dp_delta": asked.delta}
-        settings |= {"state_in_weights": pair.state_weights.sum(axis=1)}
-        settings |= {"tracker_out_weights": pair.tracker_weights.sum(axis=0)}
-        release = tracking.TrackingRelease(clip_norm=asked.clip_norm, distribution=asked.distribution)
-        return (schedule, asked.rounds, release), settings
+        return tracking.gradient_tracking_account(
+            schedule,
+            tracking.TrackingRelease(clip_norm=options.clip_norm, distribution=options.distribution),
+            num_local_samples=_sizes(options),
+            dp_delta=options.delta,
+            state_in_weights=pair.state_weights.sum(axis=1),
+            tracker_out_weights=pair.tracker_weights.sum(axis=0),
+        )
 
-    def statements(asked: argparse.Namespace, released: Releases) -> list[Statement]:
-        ((of_run, settings),) = released
-        return tracking.gradient_tracking_statements(*of_run, **settings)
-
-    def least(asked: argparse.Namespace, released: Releases, _relation: str | None) -> float:
-        ((of_run, settings),) = released
-        function = tracking.gradient_tracking_statements
-        return tracking.least_noise(function, asked.bound, *of_run, target_epsilon=asked.target, **settings)
-
-    on = "the scheme's noise scales (--noise-gain of the experiment)"
-    return Method(lambda asked, noise: [run(asked, noise)], statements, least, on, noise="noise_gain")
+    return Method(account, "the scheme's noise scales (--noise-gain of the experiment)", noise="noise_gain")
 
 
 METHODS = {
@@ -304,31 +262,20 @@ def _check(asked: argparse.Namespace, method: Method) -> None:
             raise ArgumentError("--samples", "must be one number, or one a site", found, "Pass one of either.")
 
 
-def _of_relation(asked: argparse.Namespace, stated: list[Statement]) -> list[Statement]:
-    """The statements of the relation that is asked for."""
-    chosen = [one for one in stated if asked.relation in (None, one.neighboring_relation)]
-    if not chosen:
-        known = " or ".join(dict.fromkeys(one.neighboring_relation for one in stated))
-        raise ArgumentError("--relation", f"must be {known} for {asked.method}", f"got {asked.relation}", "Pass one.")
-    return chosen
-
-
 def answer(asked: argparse.Namespace) -> dict[str, Any]:
     """Statements at the noise that is given, or at the least that meets the target, with the noise."""
     method = METHODS[asked.method]
     _check(asked, method)
-    noise = asked.noise_multiplier
+    noise, rounds, unit = asked.noise_multiplier, method.rounds(asked), method.account(asked, 1.0)
+    known = dict.fromkeys(claim.relation for claim in unit.claims)
+    if asked.relation not in (None, *known):
+        requirement = f"must be {' or '.join(known)} for {asked.method}"
+        raise ArgumentError("--relation", requirement, f"got {asked.relation}", "Pass one.")
     if noise is None:
-        _of_relation(asked, method.statements(asked, method.releases(asked, 0.0)))
-        noise = method.least(asked, method.releases(asked, 1.0), asked.relation)
+        noise = unit.calibrate(rounds, asked.target, asked.bound, asked.relation)
         noise *= 1 + 1e-12  # what dividing by batch and clip norm rounds away
-    stated = _of_relation(asked, method.statements(asked, method.releases(asked, noise)))
-    if asked.target is not None:
-        bounded = [one for one in stated if one.bound == asked.bound]
-        if not bounded or bounded[0].dp_epsilon is None:
-            found = str(bounded[0].reason).rstrip(".") if bounded else f"{asked.method} has no {asked.bound} bound"
-            requirement, remedy = f"must have a {asked.bound} epsilon to meet", "Take another bound or sampler."
-            raise ArgumentError("--target", requirement, found, remedy)
+    stated = method.account(asked, noise).statements(rounds)
+    stated = [one for one in stated if asked.relation in (None, one.neighboring_relation)]
     return {
         "method": asked.method,
         "sites": asked.sites,

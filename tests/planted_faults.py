@@ -321,12 +321,13 @@ def claim(options: tuple[tuple[str, Any], ...]) -> Ready:
 def results(fault: Fault, seeds: Sequence[int]) -> list[AuditResult]:
     """What the command measures in a faulty run, one for each seed."""
 
-    def learner(config, task, noise_std):
-        right = RIGHT_METHOD.learner(lay(config, fault.learner or {}), task, fault.std * noise_std)
+    lane, options, found = claim(tuple((fault.options or {}).items())), fault.options or {}, []
+
+    def learner(config, task, numbers, noise_std):
+        right = RIGHT_METHOD.learner(config, task, numbers._replace(**fault.learner or {}), fault.std * noise_std)
         return right._replace(algorithm=planted(right.algorithm, fault, fault.std * noise_std))
 
     METHODS["PrivSGP"] = RIGHT_METHOD._replace(learner=learner)
-    lane, options, found = claim(tuple((fault.options or {}).items())), fault.options or {}, []
     for seed in seeds:
         row = lane.row._replace(config=lay(Configuration(), {**options, "seed": seed}))
         found.append(measured(lane._replace(row=row), AUDITS).result)

@@ -48,7 +48,7 @@ def of_gossip():
             if estimator == "saga":
                 releases[" by batches"] = plain._replace(entry_size=3, num_entries=30, batch_size=13, clip_norm=0.7)
             for name, release in releases.items():
-                stated = gossip.statements(accountant, [release], 100, dp_delta=DELTA, num_nodes=8)
+                stated = gossip.account(accountant, release, dp_delta=DELTA, num_nodes=8).statements(100)
                 yield f"{accountant.label}, {sampler}{name}", stated
 
 
@@ -56,12 +56,12 @@ def of_clients():
     """Local steps as published and with private constants, and whole clients."""
     plain = privacy.ClientRelease("poisson", num_samples=5000, batch_size=75, clip_norm=0.1, noise_multiplier=1.1)
     private = plain._replace(estimate_batch_size=150, estimate_noise_multiplier=6.0, estimates="private")
-    yield "local steps", clients.statements([plain], 317, dp_delta=DELTA)
-    yield "ALI-DPFL, private", clients.statements([private], 317, num_estimates=60, dp_delta=DELTA)
+    yield "local steps", clients.account(plain, dp_delta=DELTA).statements(317)
+    yield "ALI-DPFL, private", clients.account(private, num_estimates=60, dp_delta=DELTA).statements(317)
     published = plain._replace(estimates="as_published")
-    yield "ALI-DPFL, as published", clients.statements([published], 317, num_estimates=60, dp_delta=DELTA)
+    yield "ALI-DPFL, as published", clients.account(published, num_estimates=60, dp_delta=DELTA).statements(317)
     update = privacy.UpdateRelease("poisson", 0.1, clip_norm=2.0, noise_multiplier=1.2)
-    yield "whole clients", privacy.client_level_statements(update, 300, num_clients=40, dp_delta=DELTA)
+    yield "whole clients", clients.client_level_account(update, num_clients=40, dp_delta=DELTA).statements(300)
 
 
 def of_tracking():
@@ -84,23 +84,18 @@ def of_tracking():
         for distribution in ("laplace", "gaussian"):
             release = tracking.TrackingRelease(clip_norm=0.75, distribution=distribution)
             options = {"state_in_weights": received, "tracker_out_weights": sent, "dp_delta": DELTA}
-            yield (
-                f"tracking {name}, {distribution}",
-                tracking.gradient_tracking_statements(schedule, count, release, **options),
-            )
             others = {"num_nodes": nodes, "dp_delta": DELTA}
-            yield (
-                f"states {name}, {distribution}",
-                tracking.perturbed_state_statements(schedule, count, release, **others),
-            )
-            yield (
-                f"output {name}, {distribution}",
-                tracking.output_perturbation_statements(schedule, count, release, **others),
-            )
-        quantized = tracking.quantization_statements(
-            schedule, count, tracking.TrackingRelease(clip_norm=0.75), num_nodes=nodes, quantization_step=100.0
+            accounts = {
+                "tracking": tracking.gradient_tracking_account(schedule, release, **options),
+                "states": tracking.perturbed_state_account(schedule, release, **others),
+                "output": tracking.output_perturbation_account(schedule, release, **others),
+            }
+            for method, account in accounts.items():
+                yield f"{method} {name}, {distribution}", account.statements(count)
+        quantized = tracking.quantization_account(
+            schedule, tracking.TrackingRelease(clip_norm=0.75), num_nodes=nodes, quantization_step=100.0
         )
-        yield f"quantized {name}", quantized
+        yield f"quantized {name}", quantized.statements(count)
 
 
 def test_no_epsilon_moves():

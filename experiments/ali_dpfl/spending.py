@@ -3,42 +3,54 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxfl import privacy
-from jaxfl.core import ArgumentError
+from jaxfl.core import Algorithm, ArgumentError
 from jaxfl.frame import lay
-from jaxfl.privacy import clients as accounting
-from jaxfl.privacy.clients import ClientRelease
+from jaxfl.privacy import Account, clients
 from jaxfl.privacy.statements import asked_first
 
-from .options import ALI, PRIVATE_STEPS, UPDATES, Configuration
+from .options import ALI, FIXED, PRIVATE_STEPS, UPDATES, Configuration
 
 MOST_ITERATIONS = 10**5  # up to which the iterations of a budget are searched
 
 
-def release_of(
-    config: Configuration, num_samples: int, multiplier: float | None = None, *, with_estimates: bool = True
-) -> ClientRelease:
-    """Describe what a client with this many samples releases; its noise multiplier is that of all by default."""
+def _learner(config: Configuration, **changes: Any) -> Algorithm:
+    """The learner of a configuration whose open numbers count as 1."""
     learning, budget = config.learning, config.budget
-    common = 1.0 if budget.noise_multiplier == "calibrated" else budget.noise_multiplier
-    multiplier = common if multiplier is None else multiplier
-    estimates = learning.constants if learning.method == ALI and with_estimates else "none"
-    release = ClientRelease("poisson", num_samples, learning.batch_size, budget.clip_norm, multiplier)
-    if estimates == "private":
-        size, noise = learning.constants_batch or num_samples, learning.constants_noise
-        release = release._replace(estimate_batch_size=size, estimate_noise_multiplier=noise)
-    return release._replace(estimates=estimates)
+    numbers = {"rounds": learning.rounds, "max_iterations": budget.max_iterations}
+    numbers |= {
+        "noise_multiplier": budget.noise_multiplier,
+        "update_noise_multiplier": learning.update_noise_multiplier,
+    }
+    ones = {name: 1 for name, value in numbers.items() if isinstance(value, str)}
+    return lay(config, {**ones, **changes}).algorithm()
 
 
-def releases_of(config: Configuration, sizes: Sequence[int], *, with_estimates: bool = True) -> list[ClientRelease]:
-    """Describe what each client releases, over all seeds."""
-    pairs = zip(sizes, itertools.cycle(config.budget.client_noise or (None,)))  # client after client, seed after seed
-    return [release_of(config, size, noise, with_estimates=with_estimates) for size, noise in pairs]
+def _runs(config: Configuration, sizes: Sequence[int]) -> np.ndarray:
+    """(seeds, nodes): samples of each client, from those of one seed after the other."""
+    return np.reshape(sizes, (-1, config.clients.nodes))
+
+
+def account_of(
+    config: Configuration, sizes: Sequence[int], num_estimates: int = 0, which: slice = slice(None)
+) -> Account:
+    """Account for the local iterations of each client, or of some, over all seeds, beside so many estimates.
+
+    Methods without private steps count as one of a fixed tau.
+    """
+    learning, budget = config.learning, config.budget
+    changes = {} if learning.method in PRIVATE_STEPS else {"method": FIXED}
+    each = privacy.releases_of(_learner(config, **changes), _runs(config, sizes)).each
+    if not num_estimates:
+        none = {"estimates": "none", "estimate_batch_size": 0, "estimate_noise_multiplier": 0.0}
+        each = [one._replace(**none) for one in each]
+    return clients.account(each[which], num_estimates=num_estimates, dp_delta=budget.dp_delta)
 
 
 def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
@@ -60,9 +72,8 @@ def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
     if learning.method == ALI and learning.constants == "private" and budget.max_iterations != "auto":
         _refuse_overspent(config, sizes, rounds, iterations)
     if learning.method == UPDATES and noise == "calibrated":
-        rates = {"participation_rate": learning.num_active / config.clients.nodes, "dp_delta": budget.dp_delta}
-        ran = min(rounds, -(-iterations // learning.local_steps))
-        noise = accounting.client_noise_multiplier(budget.target_epsilon, ran, **rates)
+        account = privacy.account(_learner(config), _runs(config, sizes), dp_delta=budget.dp_delta)
+        noise = account.calibrate(min(rounds, -(-iterations // learning.local_steps)), budget.target_epsilon)
     every = config.run.evaluate_every or max(1, rounds // 20)
     numbers = {"rounds": rounds, "max_iterations": iterations, "update_noise_multiplier": noise}
     return lay(config, {**numbers, "evaluate_every": every})
@@ -85,35 +96,32 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
         found, remedy = "got auto, which follows from the noise", "Pass a number, or a number for noise_multiplier."
         raise ArgumentError("rounds", "must be a number where noise is calibrated", found, remedy)
     private = learning.method == ALI and learning.constants == "private"
-    # Estimates without noise have no epsilon: the iterations beside them get the noise that they need alone.
-    releases = releases_of(config, sizes, with_estimates=private)
-    alone = max(accounting.epsilon(one, 0, learning.rounds * private, **_held(config)) for one in {*releases})
-    if private and alone >= budget.target_epsilon:
-        requirement = f"must leave something of target_epsilon, {budget.target_epsilon:g}, to the iterations"
-        found = f"got {learning.constants_noise:g}, with which {learning.rounds} estimates alone cost {alone:.4g}"
+    # Estimates without noise have no epsilon: the iterations beside them get the noise that they need by themselves.
+    estimates = learning.rounds * private
+    held, target = _held(config), budget.target_epsilon
+    estimates_cost = account_of(config, sizes, estimates).epsilon(0, *held)
+    if private and estimates_cost >= target:
+        requirement = f"must leave something of target_epsilon, {target:g}, to the iterations"
+        found = f"got {learning.constants_noise:g}, with which {estimates} estimates alone cost {estimates_cost:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
     assert not isinstance(budget.max_iterations, str)
-    counts = budget.max_iterations, learning.rounds
-    settings = {**_held(config), "target_epsilon": budget.target_epsilon}
     kinds = config.clients.nodes if max(sizes) - min(sizes) > 1 else 1
-    noise = [accounting.calibrate_noise_multiplier(releases[i::kinds], *counts, **settings) for i in range(kinds)]
+    accounts = [account_of(config, sizes, estimates, slice(i, None, kinds)) for i in range(kinds)]
+    noise = [account.calibrate(budget.max_iterations, target, *held) for account in accounts]
     return lay(config, {"noise_multiplier": max(noise), "client_noise": tuple(noise) if kinds > 1 else ()})
 
 
-def _held(config: Configuration) -> dict[str, Any]:
-    """Bound, delta and neighboring relation that hold the budget."""
-    budget = config.budget
-    relation = budget.neighboring_relation if budget.bound == "proven" else None
-    return {"bound": budget.bound, "dp_delta": budget.dp_delta, "neighboring_relation": relation}
+def _held(config: Configuration) -> tuple[str, str | None]:
+    """Bound and neighboring relation that hold the budget."""
+    return config.budget.bound, config.budget.neighboring_relation if config.budget.bound == "proven" else None
 
 
 def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int) -> int:
     """Local iterations that the budget pays for beside this many estimates; a budget for none is refused."""
     budget = config.budget
     samples = sizes if budget.accounted_samples is None else [budget.accounted_samples] * len(sizes)
-    releases = releases_of(config, samples, with_estimates=num_estimates > 0)
-    settings = {**_held(config), "limit": MOST_ITERATIONS}
-    most = accounting.max_iterations(releases, num_estimates, budget.target_epsilon, **settings)
+    account = account_of(config, samples, num_estimates)
+    most = account.most_rounds(budget.target_epsilon, MOST_ITERATIONS, *_held(config))
     if most < 1:
         estimates = f" beside {num_estimates} private estimates" if num_estimates else ""
         found = f"got {budget.target_epsilon:g}, which pays for none ({budget.bound} bound)"
@@ -124,18 +132,17 @@ def _iterations(config: Configuration, sizes: Sequence[int], num_estimates: int)
 
 def _refuse_overspent(config: Configuration, sizes: Sequence[int], rounds: int, iterations: int) -> None:
     """Refuse estimates that overspend the budget beside iterations that it pays for."""
-    budget, settings = config.budget, _held(config)
+    target = config.budget.target_epsilon
 
-    def cost(with_estimates: bool) -> float:
-        releases = {*releases_of(config, sizes, with_estimates=with_estimates)}
-        return max(accounting.epsilon(one, iterations, rounds * with_estimates, **settings) for one in releases)
+    def cost(estimates: int) -> float:
+        return account_of(config, sizes, estimates).epsilon(iterations, *_held(config))
 
-    # No budget can pay for more iterations than the search allows; their price alone takes minutes.
-    if iterations > MOST_ITERATIONS or cost(False) > budget.target_epsilon:
+    # No budget can pay for more iterations than the search allows; their price takes minutes by itself.
+    if iterations > MOST_ITERATIONS or cost(0) > target:
         return
-    both = cost(True)
-    if both > budget.target_epsilon:
-        requirement = f"must leave {rounds} estimates within target_epsilon, {budget.target_epsilon:g}"
+    both = cost(rounds)
+    if both > target:
+        requirement = f"must leave {rounds} estimates within target_epsilon, {target:g}"
         found = f"got {config.learning.constants_noise:g}, with which they and {iterations} iterations cost {both:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer max_iterations.")
 
@@ -171,28 +178,19 @@ def privacy_of(
 
     `config` is settled, `asked` bound and relation of its budget.
     """
-    learning, nodes, usual = config.learning, config.clients.nodes, config.budget.dp_delta
+    learning, usual = config.learning, config.budget.dp_delta
     if learning.method == "FedAvg":
         return None
-    learner, most = config.algorithm(), None
-    seeds = [sizes[first : first + nodes] for first in range(0, len(sizes), nodes)]
-    releases = [release for of_seed in seeds for release in privacy.releases_of(learner, of_seed).each]
-    if learning.method == ALI:
-        assert not isinstance(learning.rounds, str)
-        assert not isinstance(config.budget.max_iterations, str)
-        # Its number of iterations follows from its releases.
-        most = config.budget.max_iterations, learning.rounds
+    releases = privacy.releases_of(config.algorithm(), _runs(config, sizes))
 
     @functools.cache
     def stated(
         rounds: int, local_iterations: int = 0, estimate_releases: int = 0, dp_delta: float = usual
     ) -> list[dict[str, Any]]:
-        if learning.method == UPDATES:
-            statements = accounting.client_level_statements(releases[0], rounds, num_clients=nodes, dp_delta=dp_delta)
-        else:
-            ran = local_iterations, estimate_releases
-            statements = accounting.statements(releases, *ran, dp_delta=dp_delta, num_clients=nodes, budgeted=most)
-        rows = [statement._asdict() for statement in statements]
+        ran = {"local_iterations": local_iterations} if learning.method in PRIVATE_STEPS else {}
+        account = releases.account(releases.each, dp_delta=dp_delta, **ran)
+        found = account.statements(estimate_releases if learning.method == ALI else rounds)
+        rows = [statement._asdict() for statement in found]
         return rows if asked is None else asked_first(rows, *asked)
 
     return stated

@@ -26,7 +26,7 @@ from jaxfl.training import RunDirectory, open_run
 from jaxfl.training.chunks import check_start
 from jaxfl.training.summary import write_results
 
-from .methods import METHODS
+from .methods import METHODS, claimed
 from .options import SINGLE, Configuration, check_config
 
 
@@ -115,9 +115,9 @@ def ready(row: Row) -> Ready:
     """The claim of one audit, without running it; an audit that cannot run is refused."""
     start, config = time.perf_counter(), row.config
     method = METHODS[config.learning.method]
-    noise_std, statement = method.claimed(config)
     task, data, _ = method.add_canaries(config, *config.problem())
-    learner = method.learner(config, task, config.used_noise_std(noise_std))
+    noise_std, statement = claimed(config, task, data)
+    learner = method.learner(config, task, config.used, config.used_noise_std(noise_std))
     start_state = check_start(learner.algorithm, jax.random.key(config.run.seed), data)
     noise = learner.num_rounds * num_bytes(jax.eval_shape(learner.released, start_state, start_state))
     # The noise of every message is kept, in float64, and transformed.
@@ -133,7 +133,9 @@ def measured(lane: Ready, num_audits: int) -> Audited:
     assert statement.dp_epsilon is not None
     method = METHODS[config.learning.method]
     task, data, canaries = method.add_canaries(config, *config.problem())
-    learner, silent = (method.learner(config, task, std) for std in (config.used_noise_std(noise_std), 0.0))
+    learner, silent = (
+        method.learner(config, task, config.used, std) for std in (config.used_noise_std(noise_std), 0.0)
+    )
     key = jax.random.key(config.run.seed)
     result = audit(
         learner.algorithm,
@@ -171,7 +173,7 @@ def _summary(audits: Mapping[str, Audited], environment: Any) -> dict[str, Any]:
             "noise_std_used": config.used_noise_std(one.noise_std),
             "batch_size_claimed": config.claimed_batch_size,
             "batch_size_used": config.batch_size,
-            "clip_norm_used": config.used_clip_norm,
+            "clip_norm_used": config.used.clip_norm,
             "audit": {**result, "num_canaries": config.data.canaries, "violated": one.violated},
         }
     return {

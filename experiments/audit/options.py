@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check
@@ -89,6 +89,14 @@ class Run:
     """The run directory itself; default runs/audit/NAME."""
 
 
+class Numbers(NamedTuple):
+    """Numbers of a learner that a mistake changes."""
+
+    batch_size: int
+    rounds: int  # iterations
+    clip_norm: float | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Configuration:
     """One audit."""
@@ -127,9 +135,15 @@ class Configuration:
         return round(self.learning.iterations * self.claim.rounds_error)
 
     @property
-    def used_clip_norm(self) -> float | None:
-        """The clip norm of the run."""
-        return None if self.claim.no_clipping else self.learning.clip_norm
+    def claimed(self) -> Numbers:
+        """Numbers that the claim is made for."""
+        return Numbers(self.claimed_batch_size, self.learning.iterations, self.learning.clip_norm)
+
+    @property
+    def used(self) -> Numbers:
+        """Numbers of the run."""
+        clip_norm = None if self.claim.no_clipping else self.learning.clip_norm
+        return Numbers(self.batch_size, self.rounds, clip_norm)
 
     @property
     def description(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from jaxfl.core import ArgumentError, Task, check
 from jaxfl.frame import Clients, Costs, Data, Experiment, Network, Row, Run, where
 from jaxfl.frame.options import stated, traced
-from jaxfl.privacy.clients import ClientRelease, calibrate_noise_multiplier
+from jaxfl.privacy.clients import ClientRelease, account
 
 from .. import ali_dpfl, dp_gradient_tracking, privsgp_vr
 from ..privsgp_vr.options import METHODS as ON_A_GRAPH
@@ -149,15 +149,9 @@ def _tracking(config: Configuration) -> dict[str, Any]:
 def _estimates(config: Configuration) -> dict[str, Any]:
     """Private constants of ALI-DPFL. Their noise is what all of them alone would need for their share of epsilon."""
     learning, budget = config.learning, config.budget
-    one = ClientRelease("poisson", 1, 1, learning.clip_norm, 0.0)  # an estimate takes all samples of a client
-    noise = calibrate_noise_multiplier(
-        [one],
-        learning.rounds,
-        target_epsilon=budget.target_epsilon * learning.estimates_share,
-        bound="proven",
-        dp_delta=budget.dp_delta,
-        neighboring_relation=budget.neighboring_relation,
-    )
+    estimate = ClientRelease("poisson", 1, 1, learning.clip_norm, 1.0)  # it takes all samples of a client
+    target, relation = budget.target_epsilon * learning.estimates_share, budget.neighboring_relation
+    noise = account(estimate, dp_delta=budget.dp_delta).calibrate(learning.rounds, target, "proven", relation)
     return {"constants": "private", "constants_noise": noise, "kappa": learning.kappa}
 
 

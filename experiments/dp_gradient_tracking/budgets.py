@@ -12,8 +12,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.frame import lay
 from jaxfl.graphs import tracking_conditions as theory
 from jaxfl.privacy import tracking
-from jaxfl.privacy.statements import Statement
-from jaxfl.privacy.tracking import Sensitivities, TrackingAgent, TrackingRelease, TrackingSchedule
+from jaxfl.privacy.tracking import Sensitivities, TrackingAgent, TrackingSchedule
 
 from .options import QUANTIZED, Configuration
 
@@ -23,13 +22,10 @@ def privacy_of(config: Configuration, sizes: Sequence[int]) -> Callable[[int], l
 
     `sizes` has every agent's number of samples, the smallest over seeds: a sample then takes part most often.
     """
-    learning = config.learning
-    asked = privacy.releases_of(config.settled().algorithm(), sizes)
-    each = [one._replace(clip_norm=learning.clip_norm, assumed=learning.assume_bounded) for one in asked.each]
-    at_delta = {} if learning.method in QUANTIZED else {"dp_delta": config.noise.dp_delta}
+    account = _account(config, sizes)
 
     def stated(rounds: int) -> list[dict[str, Any]]:
-        rows = [statement._asdict() for statement in asked.stated(each, rounds, **at_delta)]
+        rows = [statement._asdict() for statement in account.statements(rounds)]
         if not config.has_budget:
             return rows
         held = [row for row in rows if (row["bound"] == "proven") == (config.noise.bound == "proven")][-1]  # at delta
@@ -48,14 +44,11 @@ def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
     if not config.has_budget:
         return config
     unit, target = lay(config, {"noise_gain": 1.0}), noise.target_epsilon
-    unit.settled().algorithm()  # refuses wrong weights
     one_by_one = max(sizes) - min(sizes) > 1 and not noise.agent_gains
-    schedule, gains = unit.schedule(), []
-    for agents in [[agent] for agent in range(nodes)] if one_by_one else [list(range(nodes))]:
-        statements, release, settings = _accounting(unit, sizes, agents)
-        scales = {name: getattr(schedule, name)[agents] for name in ("state_noise_scale", "tracker_noise_scale")}
-        run = (statements, noise.bound, schedule._replace(**scales), config.num_rounds, release)
-        gains.append(tracking.least_noise(*run, target_epsilon=target, **settings))
+    parts = [[agent] for agent in range(nodes)] if one_by_one else [list(range(nodes))]
+    accounts = [_account(unit, sizes, agents) for agents in parts]
+    rounding = 1 + 1e-9  # what multiplying in another order rounds away
+    gains = [account.calibrate(config.num_rounds, target, noise.bound) * rounding for account in accounts]
     gain = max(gains)
     own = tuple(each / gain for each in gains) if one_by_one else noise.agent_gains
     result = lay(config, {"noise_gain": gain, "agent_gains": own})
@@ -66,31 +59,12 @@ def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
     return result
 
 
-def _accounting(
-    config: Configuration, sizes: Sequence[int], agents: Sequence[int] | None = None
-) -> tuple[Callable[..., list[Statement]], TrackingRelease, dict[str, Any]]:
-    """The function that states the privacy of some agents or all, and its arguments besides schedule and rounds."""
-    learning, noise, nodes = config.learning, config.noise, config.agents.nodes
-    agents = list(range(nodes) if agents is None else agents)
-    sizes = [sizes[agent] for agent in agents]
-    release = TrackingRelease(
-        clip_norm=learning.clip_norm,
-        assumed=learning.assume_bounded,
-        gradient_at=learning.gradient_at,
-        distribution=noise.distribution,
-    )
-    if learning.method == "DP-GT":
-        pair = config.weights.pair(nodes)
-        weights = {"state_in_weights": pair.state_weights.sum(axis=1)[agents]}
-        weights |= {"tracker_out_weights": pair.tracker_weights.sum(axis=0)[agents]}
-        of_batches = {"num_local_samples": sizes, "dp_delta": noise.dp_delta}
-        return tracking.gradient_tracking_statements, release, {**weights, **of_batches}
-    settings: dict[str, Any] = {"num_nodes": len(agents), "num_local_samples": sizes}
-    if learning.method in QUANTIZED:
-        return tracking.quantization_statements, release, settings | {"quantization_step": _quantization_step(config)}
-    outputs = learning.method == "noisy-outputs"
-    statements = tracking.output_perturbation_statements if outputs else tracking.perturbed_state_statements
-    return statements, release, settings | {"dp_delta": noise.dp_delta}
+def _account(config: Configuration, sizes: Sequence[int], agents: Sequence[int] | None = None) -> privacy.Account:
+    """Account for some agents or all, as the learner says; a bound may be assumed in place of clipping."""
+    learning, releases = config.learning, privacy.releases_of(config.settled().algorithm(), sizes)
+    each = [one._replace(clip_norm=learning.clip_norm, assumed=learning.assume_bounded) for one in releases.each]
+    settings: dict[str, Any] = {} if learning.method in QUANTIZED else {"dp_delta": config.noise.dp_delta}
+    return releases.account(each, **settings, **({} if agents is None else {"agents": agents}))
 
 
 def _quantization_step(config: Configuration) -> float:

@@ -7,12 +7,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from jaxfl import privacy
 from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
 from jaxfl.data.tables import read_by_site
 from jaxfl.frame import Row, lay
-from jaxfl.privacy import gossip
 from jaxfl.privacy.gossip import ProblemConstants, optimal_iterations
 from jaxfl.privacy.statements import asked_first
 
@@ -22,20 +23,19 @@ REACH = 11.0  # D of `--step-size auto`; docs/decisions/experiments.md has the m
 Sizes = Sequence[int]  # samples of every node; of several seeds with different partitions, of each seed's nodes
 
 
-def releases_of(config: Configuration, sizes: Sizes, *, assumed: bool = False) -> tuple[privacy.Release, ...]:
+def releases_of(config: Configuration, sizes: Sizes, *, assumed: bool = False) -> privacy.Releases:
     """Releases of every node, over all seeds, as the learner says them; of a settled configuration.
 
     `assumed` takes `gradient_bound` for the bound on unclipped gradients, as the paper's formula does.
     """
-    learner, nodes = config.algorithm(), config.clients.nodes
-    seeds = [sizes[first : first + nodes] for first in range(0, len(sizes), nodes)]
-    releases = tuple(release for of_seed in seeds for release in privacy.releases_of(learner, of_seed).each)
+    releases = privacy.releases_of(config.algorithm(), np.reshape(sizes, (-1, config.clients.nodes)))
     if not assumed or config.learning.clip_norm is not None:
         return releases
-    bound = config.budget.gradient_bound
-    shares = [one.num_entries / size if one.entry_size > 1 else 1.0 for one, size in zip(releases, sizes, strict=True)]
+    bound, nodes = config.budget.gradient_bound, list(zip(releases.each, sizes, strict=True))
+    shares = [one.num_entries / size if one.entry_size > 1 else 1.0 for one, size in nodes]
     bounds = [None if bound is None else bound * share for share in shares]  # a sample's share of its entry
-    return tuple(one._replace(clip_norm=norm, assumed=True) for one, norm in zip(releases, bounds, strict=True))
+    each = [one._replace(clip_norm=norm, assumed=True) for one, norm in zip(releases.each, bounds, strict=True)]
+    return releases._replace(each=tuple(each))
 
 
 def with_budgets(config: Configuration) -> Configuration:
@@ -109,40 +109,29 @@ def _noise(config: Configuration, sizes: Sizes) -> tuple[float, ...]:
         return budget.node_noise
     if budget.noise_std != "calibrated":
         return (float(budget.noise_std),)
-    accountant, rounds, options = _accounting(config)
     trial = lay(config, {"noise_std": 1.0, "step_size": 1.0})  # numbers for options that follow from the noise
-    releases = releases_of(trial, sizes, assumed=budget.bound == "published")
-    return tuple(
-        gossip.calibrate_noise_std(accountant, budget.bound, part, rounds, target_epsilon=target, **options)
-        for target, part in _with_limits(config, sizes, releases)
-    )
+    rounds = int(config.learning.iterations)
+    return tuple(account.calibrate(rounds, target, *_claim(config)) for target, account in _with_limits(trial, sizes))
 
 
-def _with_limits(
-    config: Configuration, sizes: Sizes, releases: tuple[privacy.Release, ...]
-) -> Iterator[tuple[float, tuple[privacy.Release, ...]]]:
-    """Every budget with the releases, over all seeds, of the nodes that it is for.
+def _with_limits(config: Configuration, sizes: Sizes) -> Iterator[tuple[float, privacy.Account]]:
+    """Every budget with the account, over all seeds, of the nodes that it is for.
 
     One budget is for all nodes together where they have equally many samples, to within the one that an even deal
     leaves over, and for each node by itself where they have not. Sizes are public, and so is which of the two holds.
     """
-    limits = config.budget.limits
+    budget, limits = config.budget, config.budget.limits
+    releases = releases_of(config, sizes, assumed=budget.bound == "published")
     if len(limits) == 1 and max(sizes) - min(sizes) > 1:
         limits *= config.clients.nodes
     for node, limit in enumerate(limits):
-        yield limit, releases if len(limits) == 1 else releases[node :: len(limits)]
+        yield limit, releases.account(releases.each[node :: len(limits)], dp_delta=budget.dp_delta, c2=budget.c2)
 
 
-def _accounting(config: Configuration) -> tuple[privacy.Accountant, int, dict[str, Any]]:
-    """Arguments of every call of the accountant: itself, the rounds, and its options."""
+def _claim(config: Configuration) -> tuple[str, str | None]:
+    """Bound and neighboring relation of the budget; None for the formula's own."""
     relation = config.budget.neighboring_relation
-    options = {
-        "dp_delta": config.budget.dp_delta,
-        "c2": config.budget.c2,
-        "num_nodes": config.clients.nodes,
-        "neighboring_relation": None if relation == "as_published" else relation,
-    }
-    return METHODS[config.learning.method].accountant, int(config.learning.iterations), options
+    return config.budget.bound, None if relation == "as_published" else relation
 
 
 def rounds_allowed(name: str, request: Configuration, config: Configuration, sizes: Sizes) -> int | None:
@@ -153,15 +142,14 @@ def rounds_allowed(name: str, request: Configuration, config: Configuration, siz
     budget = config.budget
     if request.budget.noise_std == "calibrated" or not budget.limits:
         return None
-    accountant, rounds, options = _accounting(config)
-    releases = releases_of(config, sizes, assumed=budget.bound == "published")
-    for target, part in _with_limits(config, sizes, releases):
-        limits = {"target_epsilon": target, "limit": rounds}
-        rounds = gossip.max_rounds(accountant, budget.bound, part, **limits, **options)
+    rounds, accounts = int(config.learning.iterations), list(_with_limits(config, sizes))
+    for target, account in accounts:
+        rounds = account.most_rounds(target, rounds, *_claim(config))
     if rounds < 1:
-        first = max(gossip.epsilon(accountant, budget.bound, release, 1, **options) for release in set(releases))
+        first = max(account.epsilon(1, *_claim(config)) for _, account in accounts)
         cost = f"costs {first:.3g}" if math.isfinite(first) else "has no such bound"
-        requirement = f"must pay for one round of {name} ({accountant.bound_name(budget.bound)} bound)"
+        bound = METHODS[config.learning.method].accountant.bound_name(budget.bound)
+        requirement = f"must pay for one round of {name} ({bound} bound)"
         name = "node_epsilons" if budget.node_epsilons else "target_epsilon"
         raise ArgumentError(name, requirement, f"one round {cost}", "Pass a larger budget, or add noise.")
     return rounds
@@ -169,19 +157,16 @@ def rounds_allowed(name: str, request: Configuration, config: Configuration, siz
 
 def privacy_of(config: Configuration, sizes: Sizes) -> Callable[..., list[dict[str, Any]]]:
     """Function from the rounds that really ran, and perhaps a dp_delta, to statements; the configuration is settled."""
-    accountant, _, options = _accounting(config)
-    if config.budget.bound == "published":
-        options["neighboring_relation"] = None  # of the budget's formula alone
-    assumed = config.learning.clip_norm is None and config.budget.gradient_bound is not None
-    releases = releases_of(config, sizes, assumed=assumed)
-    relation = config.budget.neighboring_relation
-    asked = accountant.bound_name(config.budget.bound), None if relation == "as_published" else relation
+    budget, (bound, relation) = config.budget, _claim(config)
+    releases = releases_of(
+        config, sizes, assumed=config.learning.clip_norm is None and budget.gradient_bound is not None
+    )
+    named = METHODS[config.learning.method].accountant.bound_name(bound), relation
 
     @functools.cache
-    def stated(rounds: int, dp_delta: float | None = None) -> list[dict[str, Any]]:
-        at_delta = {} if dp_delta is None else {"dp_delta": dp_delta}
-        found = gossip.statements(accountant, releases, rounds, **{**options, **at_delta})
-        rows = [statement._asdict() for statement in found]
-        return asked_first(rows, *asked) if config.budget.limits else rows
+    def stated(rounds: int, dp_delta: float = budget.dp_delta) -> list[dict[str, Any]]:
+        account = releases.account(releases.each, dp_delta=dp_delta, c2=budget.c2)
+        rows = [statement._asdict() for statement in account.statements(rounds)]
+        return asked_first(rows, *named) if budget.limits else rows
 
     return stated

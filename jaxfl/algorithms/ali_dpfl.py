@@ -114,7 +114,7 @@ def ali_dpfl(
         step_size: gamma, the step size of the clients' optimizer. The bound is made for plain SGD.
         max_rounds: R_s, the rounds that communication allows; may be traced.
         max_iterations: the local iterations of a client that the privacy budget allows
-            (`jaxfl.privacy.clients.max_iterations`); may be traced.
+            (`most_rounds` of `jaxfl.privacy.clients.account`); may be traced.
         kappa: phi lambda^2, positive; a larger value leaves room for a larger tau; may be traced.
         uplink: `jaxfl.uplink(links=...)`, links over which the clients' changes reach the server; the numbers for the
             estimates always arrive. None loses and rounds nothing.

@@ -52,7 +52,7 @@ from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected
 from jaxfl.graphs.spectral import spanning_tree_roots
-from jaxfl.privacy.tracking import TrackingSchedule, gradient_tracking_statements
+from jaxfl.privacy.tracking import TrackingSchedule, gradient_tracking_account
 
 
 class State(NamedTuple):
@@ -282,7 +282,7 @@ def gradient_tracking(
         None
         if silent
         else of_noisy_states(
-            gradient_tracking_statements,
+            gradient_tracking_account,
             num_nodes,
             plan,
             clip_norm,  # pyright: ignore

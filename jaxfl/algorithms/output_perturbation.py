@@ -43,7 +43,7 @@ from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
 from jaxfl.privacy.mechanisms import check_types
-from jaxfl.privacy.tracking import TrackingSchedule, output_perturbation_statements
+from jaxfl.privacy.tracking import TrackingSchedule, output_perturbation_account
 
 
 class State(NamedTuple):
@@ -142,8 +142,8 @@ def output_perturbation(
         info = info.plus(message, consensus_distance=consensus_distance(params))
         return State(params=params, round_index=k + 1), info
 
-    stated, settings = output_perturbation_statements, {"num_nodes": graph.num_nodes}
-    releases = of_noisy_states(stated, graph.num_nodes, schedule, clip_norm, distribution, "state", **settings)
+    plan = graph.num_nodes, schedule, clip_norm, distribution, "state"
+    releases = of_noisy_states(output_perturbation_account, *plan)
     nodes = graph.num_nodes, graph.names
     return algorithm(init, draw, update, lambda state: state.params, nodes=nodes, releases=releases)
 

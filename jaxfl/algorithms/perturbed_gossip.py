@@ -59,8 +59,8 @@ from jaxfl.graphs import (
 )
 from jaxfl.privacy.tracking import (
     TrackingSchedule,
-    perturbed_state_statements,
-    quantization_statements,
+    perturbed_state_account,
+    quantization_account,
 )
 
 
@@ -155,11 +155,10 @@ def perturbed_gossip(
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     bits = 32.0 if quantizer is None else quantizer.bits
     plan = graph.num_nodes, schedule, clip_norm, distribution, gradient_at
-    settings: dict[str, Any] = {"num_nodes": graph.num_nodes}
-    releases = of_noisy_states(perturbed_state_statements, *plan, **settings)
+    releases = of_noisy_states(perturbed_state_account, *plan)
     if quantizer is not None and not is_traced(schedule.state_noise_scale) and not np.any(schedule.state_noise_scale):
-        settings["quantization_step"] = quantizer.step
-        releases = None if quantizer.step is None else of_noisy_states(quantization_statements, *plan, **settings)
+        step = {"quantization_step": quantizer.step}
+        releases = None if quantizer.step is None else of_noisy_states(quantization_account, *plan, **step)
 
     def point(state):
         return state.broadcast_params if gradient_at == "broadcast" else state.params

@@ -1,4 +1,4 @@
-"""Releases that algorithms have in common, as `jaxfl.privacy.statements(learner, ...)` asks for them."""
+"""Releases that algorithms have in common, as `jaxfl.privacy.account(learner, ...)` asks for them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from jaxfl.core import ArgumentError, Array, Task, check
 from jaxfl.core.check import is_traced
 from jaxfl.core.tree import size
 from jaxfl.gradients import GradientEstimator
-from jaxfl.privacy import NoiseMechanism, gossip
-from jaxfl.privacy.clients import ClientRelease, UpdateRelease, client_level_statements, statements
+from jaxfl.privacy import Account, NoiseMechanism, gossip
+from jaxfl.privacy import clients as accounting
+from jaxfl.privacy.clients import ClientRelease, UpdateRelease
 from jaxfl.privacy.grid import Grid
 from jaxfl.privacy.releases import Releases
-from jaxfl.privacy.statements import Statement
 from jaxfl.privacy.tracking import TrackingRelease, TrackingSchedule
 
 if TYPE_CHECKING:
@@ -82,13 +82,13 @@ def of_noisy_gradients(
             )
 
         each = tuple(map(one, sizes, scales))
-        return Releases(each, functools.partial(gossip.statements, accountant, num_nodes=num_nodes))
+        return Releases(each, functools.partial(gossip.account, accountant, num_nodes=num_nodes))
 
     return releases
 
 
 def of_noisy_states(
-    stated: Callable[..., list[Statement]],
+    account: Callable[..., Account],
     nodes: int,
     schedule: TrackingSchedule,
     clip_norm: float | Array | None,
@@ -99,23 +99,36 @@ def of_noisy_states(
     """Make `Algorithm.releases` of gradient tracking and of the methods with noise on states or outputs.
 
     Args:
-        stated: the statements of the method, of `jaxfl.privacy.tracking`.
+        account: the account of the method, of `jaxfl.privacy.tracking`.
         nodes: n.
         schedule: of the run.
         clip_norm, distribution, gradient_at: as for `gradient_tracking`.
-        settings: arguments of `stated` that the algorithm knows.
+        settings: arguments of `account` that the algorithm knows; arrays hold one number a node.
     """
 
     def releases(sizes):
         known(clip_norm=clip_norm, schedule=tuple(schedule), **settings)
         norm = None if clip_norm is None else float(clip_norm)
         per_node(nodes, sizes, 0.0)  # which refuses other numbers of nodes
-        own = {**settings, "num_local_samples": sizes}
 
-        def of_run(each, num_rounds, **options):
-            return stated(schedule, num_rounds, *each, **own, **options)
+        def of_nodes(each, *, agents: Sequence[int] = range(nodes), **options):
+            """Account for some agents, by default all."""
+            if len(each) > nodes:
+                remedy = "Pass the smallest sizes: a sample takes part most often there."
+                raise ArgumentError("sizes", "must be of one run", f"got {len(each) // nodes}", remedy)
+            own = {
+                name: np.asarray(value)[list(agents)] if np.ndim(value) else value for name, value in settings.items()
+            }
+            names = ("state_noise_scale", "tracker_noise_scale")
+            scales = {name: np.asarray(getattr(schedule, name)) for name in names}
+            scales = {name: value[list(agents)] if value.ndim == 2 else value for name, value in scales.items()}
+            if "state_in_weights" not in own:
+                own["num_nodes"] = len(agents)
+            own["num_local_samples"] = [sizes[agent] for agent in agents]
+            return account(schedule._replace(**scales), each[0], **own, **options)
 
-        return Releases((TrackingRelease(norm, gradient_at=gradient_at, distribution=distribution),), of_run)
+        release = TrackingRelease(norm, gradient_at=gradient_at, distribution=distribution)
+        return Releases((release,) * nodes, of_nodes)
 
     return releases
 
@@ -139,8 +152,8 @@ def of_clients(
 ) -> Callable[[Sequence[int]], Releases]:
     """Make `Algorithm.releases` of federated averaging: of whole clients, or of their samples.
 
-    Without private updates a client's samples count. It makes all steps of all rounds then, whoever is active. Without
-    `num_active` all clients are.
+    Without private updates a client's samples count. It makes all steps of all rounds then, whoever is active; the
+    account takes `local_iterations` where they are known. Without `num_active` all clients are active.
     """
 
     def of_updates(sizes, private):
@@ -148,11 +161,8 @@ def of_clients(
         check.one_of(("gaussian",), noise=private.noise.distribution)
         norm, rate = float(private.clip_norm), 1.0 if num_active is None else num_active / len(sizes)
         release = UpdateRelease("poisson", rate, norm, float(private.noise.noise_scale) / norm)
-
-        def stated(each, num_rounds, **options):
-            return client_level_statements(each[0], num_rounds, num_clients=len(sizes), **options)
-
-        return Releases((release,), stated)
+        account = functools.partial(accounting.client_level_account, num_clients=len(sizes))
+        return Releases((release,) * len(sizes), account)
 
     def releases(sizes):
         if updates is not None:
@@ -160,11 +170,15 @@ def of_clients(
         if not callable(clients.num_steps):
             known(num_steps=clients.num_steps)
 
-        def stated(each, num_rounds, **options):
-            steps = jax.vmap(clients.steps_at)(jnp.arange(num_rounds, dtype=jnp.int32))
-            return statements(each, int(steps.sum()), **options)
+        def account(each, *, local_iterations: int | None = None, **options):
+            def counts(num_rounds):
+                if local_iterations is not None:
+                    return local_iterations, 0
+                return int(jax.vmap(clients.steps_at)(jnp.arange(num_rounds, dtype=jnp.int32)).sum()), 0
 
-        return Releases(tuple(of_local_steps(clients, sizes)), stated)
+            return accounting.account(each, counts=counts, num_clients=len(sizes), **options)
+
+        return Releases(tuple(of_local_steps(clients, sizes)), account)
 
     return releases
 
@@ -174,8 +188,8 @@ def of_chosen_steps(
 ) -> Callable[[Sequence[int]], Releases]:
     """Make `Algorithm.releases` of ALI-DPFL: iterations that the run chooses by what it releases, and estimates.
 
-    The proven statements are those of the budget. Those on what ran take `local_iterations`, by default the most that
-    the rounds can make.
+    The proven claims are those of the budget. Those on what ran take `local_iterations`, by default the most that the
+    rounds can make.
     """
 
     def releases(sizes):
@@ -187,10 +201,13 @@ def of_chosen_steps(
         else:
             each = [one._replace(estimates="as_published") for one in each]
 
-        def stated(each, num_rounds, *, local_iterations=None, **options):
-            ran = min(most[0], num_rounds * clients.max_steps) if local_iterations is None else local_iterations
-            return statements(each, ran, min(num_rounds, most[1]), budgeted=most, **options)
+        def account(each, *, local_iterations: int | None = None, **options):
+            def counts(num_rounds):
+                ran = min(most[0], num_rounds * clients.max_steps) if local_iterations is None else local_iterations
+                return ran, min(num_rounds, most[1])
 
-        return Releases(tuple(each), stated)
+            return accounting.account(each, counts=counts, budget=most, num_clients=len(sizes), **options)
+
+        return Releases(tuple(each), account)
 
     return releases

@@ -1,9 +1,6 @@
+from jaxfl.privacy.accountant import Account as Account
 from jaxfl.privacy.clients import ClientRelease as ClientRelease
 from jaxfl.privacy.clients import UpdateRelease as UpdateRelease
-from jaxfl.privacy.clients import client_level_epsilon as client_level_epsilon
-from jaxfl.privacy.clients import client_level_statements as client_level_statements
-from jaxfl.privacy.clients import client_noise_multiplier as client_noise_multiplier
-from jaxfl.privacy.clients import max_iterations as max_iterations
 from jaxfl.privacy.gossip import A_DP2_SGD as A_DP2_SGD
 from jaxfl.privacy.gossip import D_PSGD as D_PSGD
 from jaxfl.privacy.gossip import DP2_SGD as DP2_SGD
@@ -17,8 +14,10 @@ from jaxfl.privacy.mechanisms import NoiseMechanism as NoiseMechanism
 from jaxfl.privacy.mechanisms import gaussian as gaussian
 from jaxfl.privacy.mechanisms import laplace as laplace
 from jaxfl.privacy.releases import Releases as Releases
+from jaxfl.privacy.releases import account as account
 from jaxfl.privacy.releases import calibrate as calibrate
 from jaxfl.privacy.releases import epsilon as epsilon
+from jaxfl.privacy.releases import most_rounds as most_rounds
 from jaxfl.privacy.releases import releases_of as releases_of
 from jaxfl.privacy.releases import statements as statements
 from jaxfl.privacy.statements import Statement as Statement

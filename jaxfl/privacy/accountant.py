@@ -1,17 +1,18 @@
-"""Accounting for all families of algorithms: epsilon, the least noise and the most releases of a budget, statements.
+"""One account for all families of algorithms: epsilon, the least noise and the most rounds of a budget, statements.
 
 A family of algorithms says which curve its releases have under a neighboring relation: a Gaussian, a pair of
 distributions on a grid (`jaxfl.privacy.dominating_pairs`), Renyi divergences, or pure bounds that add up. It brings a
-`Family` and accounts: the releases of one node in a whole run, checked. Gossip, samples of clients, whole clients and
-gradient tracking are such families. An epsilon never comes without its bound, its neighboring relation and its delta.
+`Family`, and plans: the checked releases of each node. Gossip, samples of clients, whole clients and gradient tracking
+are such families. An `Account` is built once of a run's plans, and has the four verbs. An epsilon never comes without
+its bound, its neighboring relation and its delta.
 """
 
 from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import scipy
@@ -21,9 +22,11 @@ from jaxfl.privacy.statements import RELATIONS, Statement, statement
 
 UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount, and noise protects nothing."
 SILENT = "No noise is added, so the releases are not private."
+_REMEDIES = {UNCLIPPED: "Clip, or choose another bound.", SILENT: "Pass releases with noise, 1 say."}
 _PRECISION = 2e-4  # relative, of a noise
 _MAX_DOUBLINGS = 100
 _DIGITS = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+_Release = TypeVar("_Release", bound=Any)
 
 
 class Bound(NamedTuple):
@@ -40,115 +43,202 @@ NOTHING = Bound(0.0, "nothing was released")
 
 
 class Family(NamedTuple):
-    """Facts of one family of algorithms that its accounting needs, as functions of an account.
+    """Facts of one family of algorithms that its accounting needs.
+
+    A plan has the checked releases of one node. What the node has spent follows from it: the plan after some rounds,
+    with a factor on all noise.
 
     Attributes:
-        reason: (account, bound) -> why there is no epsilon; None where there is one, or where nothing was released.
-        cost: (account, bound, relation) -> its `Bound`, where `reason` gives None.
-        words: (accounts, account, bound, relation, found) -> arguments of `jaxfl.privacy.statements.statement`:
-            "gradients", "setting" and others that depend on the family. `account` is the one of `accounts` on
-            which the statement is made.
-        records: account -> samples, or clients, that it protects at a node, on average; 0: unknown.
+        spent: (plan, number of rounds, factor on all noise) -> what was spent, the argument of the others.
+        reason: (spent, bound) -> why there is no epsilon; None where there is one, or where nothing was released.
+        cost: (spent, bound, relation) -> its `Bound`, where `reason` gives None.
+        words: (spent of each node, spent, bound, relation, its `Bound`) -> arguments of
+            `jaxfl.privacy.statements.statement`: "gradients", "setting" and others that depend on the family. The
+            statement is made on the node of `spent`.
+        records: spent -> samples, or clients, that it protects at a node, on average; 0: unknown.
+        search: (factor -> spent, bound, relation, target) -> (factor -> epsilon, a guess of the factor that meets the
+            target); refuses a target that no noise meets.
     """
 
+    spent: Callable[[Any, int, float], Any]
     reason: Callable[[Any, str], str | None]
     cost: Callable[[Any, str, str], Bound]
     words: Callable[[Sequence[Any], Any, str, str, Bound], dict[str, Any]]
     records: Callable[[Any], float]
+    search: Callable[[Callable[[float], Any], str, str, float], tuple[Callable[[float], float], float]]
+
+    def epsilon(self, spent: Any, bound: str, relation: str) -> float:
+        """epsilon of a node; infinite where there is none."""
+        if self.reason(spent, bound) is not None:
+            return math.inf
+        return float(np.max(self.cost(spent, bound, relation).dp_epsilon))
 
 
-def epsilon(family: Family, account: Any, bound: str, relation: str) -> float:
-    """epsilon of an account, of its worst node; infinite where there is none."""
-    if family.reason(account, bound) is not None:
-        return math.inf
-    return float(np.max(family.cost(account, bound, relation).dp_epsilon))
+class Claim(NamedTuple):
+    """A bound under a neighboring relation, and the plans that it is stated for."""
+
+    bound: str  # "published", "reconstructed" or "proven"
+    relation: str
+    plans: Sequence[Any]  # of each node, or of the nodes of several runs
 
 
-def statements(
-    family: Family, accounts: Sequence[Any], claims: Iterable[tuple[str, str]], num_nodes: int
-) -> list[Statement]:
-    """List a statement for each claim, on the worst node, or on the first that has no epsilon.
+class Account(NamedTuple):
+    """Releases of a run's nodes, which can be accounted for.
 
-    Args:
-        family: of the accounts.
-        accounts: of each node, or of the nodes of several runs.
-        claims: (bound, relation) of each.
-        num_nodes: n of one run.
+    `jaxfl.privacy.account(learner, ...)` builds it of a learner, and `jaxfl.privacy.gossip`, `.clients` and `.tracking`
+    of releases by hand. All verbs speak of the worst node. Their arguments:
 
-    Raises:
-        ArgumentError: no node.
+    - num_rounds: at least 0. Nothing is spent in 0 rounds.
+    - bound: "proven", or "published", which stands for the reconstructed one where a paper's could not be had. Of
+      several claims at different deltas the last one counts, at a delta above 0.
+    - neighboring_relation: default: the first that the bound is stated for. Others are refused.
 
-    Guarantees:
-        - dp_epsilon is that of the worst node, node_epsilons those of all, dp_delta the largest.
+    Examples:
+        >>> from jaxfl.privacy import PRIVSGP, Release, gossip
+        >>> release = Release("mini_batch", "poisson", 64, 3125, clip_norm=1.0, noise_std=1.764 / 64)
+        >>> account = gossip.account(PRIVSGP, [release] * 16, dp_delta=1e-5)
+        >>> round(account.epsilon(3120), 2), account.most_rounds(3.0, limit=3000)
+        (2.99, 3000)
+        >>> round(account.calibrate(3120, 1.5), 2)
+        1.74
     """
-    check.at_least(1, num_nodes=num_nodes)
-    return [_stated(family, accounts, bound, relation, num_nodes) for bound, relation in claims]
+
+    family: Family
+    claims: tuple[Claim, ...]
+    num_nodes: int  # of one run
+
+    def epsilon(self, num_rounds: int, bound: str = "proven", neighboring_relation: str | None = None) -> float:
+        """epsilon of the worst node under one neighboring relation; infinite where there is none.
+
+        Guarantees:
+            - more rounds or less noise never lower it.
+        """
+        check.at_least(0, num_rounds=num_rounds)
+        claim = self._claim(bound, neighboring_relation)
+        return max(self._epsilon(claim, plan, num_rounds) for plan in self._kinds(claim))
+
+    def calibrate(
+        self, num_rounds: int, target_epsilon: float, bound: str = "proven", neighboring_relation: str | None = None
+    ) -> float:
+        """Smallest factor on all noise with which no node spends more than a budget, to 0.1 %, in six digits.
+
+        Of releases whose noise is 1 it is the noise. It is 0 for 0 rounds.
+
+        Raises:
+            ArgumentError: no noise gives this bound, or meets the target, or all noise does.
+
+        Guarantees:
+            - never overspends: epsilon is at most target_epsilon at every node.
+            - tight: 0.1 % less noise overspends.
+        """
+        check.at_least(0, num_rounds=num_rounds)
+        target_epsilon, claim = positive(target_epsilon=target_epsilon), self._claim(bound, neighboring_relation)
+        factor, plans = 0.0, self._kinds(claim) if num_rounds else []
+        for plan in plans:
+            reason = self.family.reason(self.family.spent(plan, num_rounds, 1.0), claim.bound)
+            if reason is not None:
+                remedy = _REMEDIES.get(reason, "Take another bound, or other releases.")
+                raise ArgumentError("bound", f"must exist to be {bound} for these releases", reason.rstrip("."), remedy)
+
+            def spent(factor: float, plan: Any = plan) -> Any:
+                return self.family.spent(plan, num_rounds, factor)
+
+            epsilon_of, guess = self.family.search(spent, claim.bound, claim.relation, target_epsilon)
+            if factor == 0 or epsilon_of(factor) > target_epsilon:
+                factor = max(factor, smallest_noise(epsilon_of, target_epsilon, guess))
+        # A search over positive definite matrices (`tracking.joint_bound`) may end elsewhere at other noise.
+        while any(self._epsilon(claim, plan, num_rounds, factor) > target_epsilon for plan in plans):
+            factor *= 1 + _PRECISION
+        return factor
+
+    def most_rounds(
+        self, target_epsilon: float, limit: int, bound: str = "proven", neighboring_relation: str | None = None
+    ) -> int:
+        """Most rounds, 0 ... limit, that a budget pays for at every node.
+
+        Returns:
+            Rounds; 0 where the budget does not pay for one, or where there is no such bound.
+
+        Guarantees:
+            - one more round overspends at some node, unless the limit is reached.
+        """
+        check.at_least(0, limit=limit)
+        target_epsilon, claim = positive(target_epsilon=target_epsilon), self._claim(bound, neighboring_relation)
+        costs = [lambda rounds, plan=plan: self._epsilon(claim, plan, rounds) for plan in self._kinds(claim)]
+        return most_rounds(costs, target_epsilon, limit)
+
+    def statements(self, num_rounds: int) -> list[Statement]:
+        """List the privacy statements on rounds that really ran: the published one where there is one, then the proven.
+
+        Guarantees:
+            - dp_epsilon is that of the worst node, node_epsilons those of all, dp_delta the largest.
+            - where nothing is clipped, no noise is added or nothing is published there is a reason and no epsilon.
+        """
+        check.at_least(0, num_rounds=num_rounds)
+        return [self._stated(claim, num_rounds) for claim in self.claims]
+
+    def _epsilon(self, claim: Claim, plan: Any, num_rounds: int, factor: float = 1.0) -> float:
+        return self.family.epsilon(self.family.spent(plan, num_rounds, factor), claim.bound, claim.relation)
+
+    def _kinds(self, claim: Claim) -> Sequence[Any]:
+        """Each kind of plan once, of small nodes first. They mostly spend most; with a table of batches not always."""
+        if len(claim.plans) == 1:
+            return claim.plans
+        return sorted(dict.fromkeys(claim.plans), key=lambda plan: self.family.records(self.family.spent(plan, 0, 1.0)))
+
+    def _claim(self, bound: str, relation: str | None) -> Claim:
+        """The claim on a bound under a relation; refuse a relation that the bound is not stated for."""
+        check.one_of(("published", "proven"), bound=bound)
+        claims = [claim for claim in self.claims if (claim.bound == "proven") == (bound == "proven")]
+        if not claims:
+            raise ArgumentError("bound", "must be stated for these releases", f"got {bound}", "Take the other one.")
+        known = tuple(dict.fromkeys(claim.relation for claim in claims))
+        relation = known[0] if relation is None else relation
+        check.one_of(tuple(RELATIONS), neighboring_relation=relation)
+        if relation not in known:
+            remedy = "Choose another relation or bound."
+            if relation == "add_or_remove_one":
+                remedy = "Sizes and batches are public, so that a missing sample counts as a gradient of 0: zero_out."
+            requirement = f"must be {' or '.join(known)} for the {bound} bound"
+            raise ArgumentError("neighboring_relation", requirement, f"got {relation}", remedy)
+        return [claim for claim in claims if claim.relation == relation][-1]
+
+    def _stated(self, claim: Claim, num_rounds: int) -> Statement:
+        """The statement on the worst node, or on the first that has no epsilon."""
+        bound, relation = claim.bound, claim.relation
+        of_nodes = [self.family.spent(plan, num_rounds, 1.0) for plan in claim.plans]
+        cost, each = Bound(math.inf, "none"), []
+        spent, reason = next(((one, why) for one in of_nodes if (why := self.family.reason(one, bound))), (None, None))
+        if spent is None:
+            each = [self.family.cost(one, bound, relation) for one in of_nodes]
+            spent, cost = max(zip(of_nodes, each, strict=True), key=lambda pair: float(np.max(pair[1].dp_epsilon)))
+            reason = cost.reason
+        arguments = {
+            "bound": bound,
+            "dp_delta": max(one.dp_delta for one in of_nodes) if cost.dp_delta is None else cost.dp_delta,
+            "notes": cost.notes or (),
+            "num_records": self.num_nodes * float(np.mean([self.family.records(one) for one in of_nodes])),
+            "node_epsilons": [float(value) for one in each for value in np.atleast_1d(one.dp_epsilon)],
+        }
+        return statement(
+            relation=relation,
+            dp_epsilon=None if reason else float(np.max(cost.dp_epsilon)),
+            accountant=cost.accountant,
+            nodes=self.num_nodes,
+            reason=reason,
+            **{**arguments, **self.family.words(of_nodes, spent, bound, relation, cost)},
+        )
 
 
-def _stated(family: Family, accounts: Sequence[Any], bound: str, relation: str, num_nodes: int) -> Statement:
-    found, each = Bound(math.inf, "none"), []
-    account, reason = next(
-        ((account, why) for account in accounts if (why := family.reason(account, bound))), (None, None)
-    )
-    if account is None:
-        each = [family.cost(account, bound, relation) for account in accounts]
-        account, found = max(zip(accounts, each, strict=True), key=lambda pair: float(np.max(pair[1].dp_epsilon)))
-        reason = found.reason
-    arguments = {
-        "bound": bound,
-        "dp_delta": max(account.dp_delta for account in accounts) if found.dp_delta is None else found.dp_delta,
-        "notes": found.notes or (),
-        "num_records": num_nodes * float(np.mean([family.records(one) for one in accounts])),
-        "node_epsilons": [float(value) for one in each for value in np.atleast_1d(one.dp_epsilon)],
-    }
-    return statement(
-        relation=relation,
-        dp_epsilon=None if reason else float(np.max(found.dp_epsilon)),
-        accountant=found.accountant,
-        nodes=num_nodes,
-        reason=reason,
-        **{**arguments, **family.words(accounts, account, bound, relation, found)},
-    )
-
-
-def chosen_relation(known: Sequence[str], asked: str | None, whose: str, public: str) -> str:
-    """The relation that is asked for, or the first that a bound is stated for.
-
-    Args:
-        known: relations that the bound is stated for.
-        asked: None for the first of them.
-        whose: the bound, in words.
-        public: what neighboring runs have in common, in words.
-
-    Raises:
-        ArgumentError: a relation that the bound is not stated for.
-    """
-    if asked is None:
-        return known[0]
-    check.one_of(tuple(RELATIONS), neighboring_relation=asked)
-    if asked not in known:
-        remedy = "Choose another relation or bound."
-        if asked == "add_or_remove_one":
-            remedy = f"{public} are public here, so that a missing sample counts as a gradient of 0: pass zero_out."
-        requirement = f"must be {' or '.join(known)} for {whose}"
-        raise ArgumentError("neighboring_relation", requirement, f"got {asked}", remedy)
-    return asked
-
-
-def require_any(releases: Sequence[Any]) -> None:
-    """Refuse no releases."""
-    if not len(releases):
+def plain(releases: _Release | Sequence[_Release]) -> list[_Release]:
+    """List the releases, one or several; numbers of NumPy and JAX become Python's, which can be hashed."""
+    listed: list[Any] = [releases] if hasattr(releases, "_fields") else list(cast(Sequence[Any], releases))
+    if not listed:
         raise ArgumentError("releases", "must hold one release a node", "got none", "Pass a non-empty sequence.")
-
-
-def kinds(releases: Sequence[Any]) -> set[Any]:
-    """Each kind of release once; numbers of NumPy and JAX become Python's, which can be hashed."""
-    require_any(releases)
-    found = set()
-    for release in releases:
+    for at, release in enumerate(listed):
         arrays = {name: value for name, value in release._asdict().items() if hasattr(value, "dtype")}
-        found.add(release._replace(**{name: number(**{name: value}) for name, value in arrays.items()}))
-    return found
+        listed[at] = release._replace(**{name: number(**{name: value}) for name, value in arrays.items()})
+    return listed
 
 
 def number(**argument: Any) -> float:
@@ -170,24 +260,6 @@ def positive(**argument: Any) -> float:
 def noise_guess(sampling_rate: float, num_releases: int, dp_delta: float, target_epsilon: float) -> float:
     """A noise multiplier of the right order of magnitude for a budget of Gaussian releases."""
     return max(sampling_rate * math.sqrt(2 * num_releases * math.log(1.25 / dp_delta)) / target_epsilon, 0.4)
-
-
-def calibrate(
-    epsilons_of: Sequence[Callable[[float], float]], target_epsilon: float, guesses: Sequence[float]
-) -> float:
-    """Smallest noise with which no node's epsilon is above the target, to 0.1 %.
-
-    Args:
-        epsilons_of: functions noise > 0 -> epsilon, one per node or kind of node; as far as known, nodes that need most
-            noise come first.
-        target_epsilon: above 0.
-        guesses: as for `smallest_noise`, one each.
-    """
-    noise = 0.0
-    for epsilon_of, guess in zip(epsilons_of, guesses, strict=True):
-        if noise == 0 or epsilon_of(noise) > target_epsilon:
-            noise = max(noise, smallest_noise(epsilon_of, target_epsilon, guess))
-    return noise
 
 
 def smallest_noise(epsilon_of: Callable[[float], float], target_epsilon: float, guess: float) -> float:

@@ -1,6 +1,7 @@
 """Privacy of a learner: it says itself what its nodes release, and its epsilon is that of what runs.
 
-    jaxfl.privacy.statements(learner, data, num_rounds, dp_delta=1e-5)
+    account = jaxfl.privacy.account(learner, data, dp_delta=1e-5)
+    account.epsilon(num_rounds), account.statements(num_rounds)
 
 A release that somebody writes beside a learner may describe another mechanism: a learner with uniform batches and a
 release that says "poisson" have an epsilon of 1.2 where 4.9 is the bound of what runs. Releases by hand are for plans
@@ -9,27 +10,26 @@ without a learner (`jaxfl.privacy.gossip`, `jaxfl.privacy.clients`, `jaxfl.priva
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from jaxfl.core import ArgumentError, check
-from jaxfl.privacy import accountant as verbs
+from jaxfl.core import ArgumentError
+from jaxfl.privacy.accountant import Account, smallest_noise
 from jaxfl.privacy.statements import Statement
 
 
 class Releases(NamedTuple):
-    """Releases of the nodes of a learner, and the statements of its family.
+    """Releases of the nodes of a learner, and the account of its family.
 
     Attributes:
-        each: release of each node in the order of nodes, or one where all nodes have the same.
-        stated: (each, num_rounds, *, dp_delta, ...) -> statements.
+        each: release of each node in the order of nodes, run after run where there are several.
+        account: (each, *, dp_delta, ...) -> `Account`.
     """
 
     each: tuple[Any, ...]
-    stated: Callable[..., list[Statement]]
+    account: Callable[..., Account]
 
 
 def releases_of(learner: Any, sizes: Any) -> Releases:
@@ -37,7 +37,7 @@ def releases_of(learner: Any, sizes: Any) -> Releases:
 
     Args:
         learner: an `Algorithm` with `releases`, whose clip norms and noise are numbers and not traced.
-        sizes: samples of each node, n integers of at least 1, or the `FederatedData`.
+        sizes: samples of each node, n integers of at least 1, or the `FederatedData`; (runs, n) for several runs.
 
     Raises:
         ArgumentError: a learner that does not say it.
@@ -48,29 +48,31 @@ def releases_of(learner: Any, sizes: Any) -> Releases:
         remedy = "Give jaxfl.core.algorithm(..., releases=...), or account for a plan by jaxfl.privacy.gossip, say."
         raise ArgumentError("learner", "must be an algorithm that says what it releases", found, remedy)
     counts = np.asarray(getattr(sizes, "sizes", sizes))
-    if counts.ndim != 1 or not counts.size or counts.dtype.kind not in "iu" or counts.min() < 1:
+    if counts.ndim not in (1, 2) or not counts.size or counts.dtype.kind not in "iu" or counts.min() < 1:
         found, remedy = f"got {counts.dtype} of shape {counts.shape}", "Pass the data, or one integer a node."
         raise ArgumentError("sizes", "must hold the samples of each node, at least 1", found, remedy)
-    return cast(Releases, ask(counts.tolist()))
+    runs = [cast(Releases, ask(run.tolist())) for run in np.atleast_2d(counts)]
+    return runs[0]._replace(each=tuple(release for run in runs for release in run.each))
 
 
-def statements(learner: Any, sizes: Any, num_rounds: int, **options: Any) -> list[Statement]:
-    """List the privacy statements on a run of a learner: the published one where there is one, then the proven ones.
+def account(learner: Any, sizes: Any, **options: Any) -> Account:
+    """Account for a run of a learner, which says itself what its nodes release.
 
     Args:
         learner: an algorithm that says what it releases: `push_sum`, `d_psgd`, `dp2_sgd`, `a_dp2_sgd`, `fed_avg`,
             `ali_dpfl`, `gradient_tracking`, `perturbed_gossip`, `output_perturbation`, or one of your own.
-        sizes: samples of each node, (n,), or the `FederatedData`.
-        num_rounds: rounds that really ran, at least 0.
-        options: `dp_delta`, and others of the family's `statements` (`jaxfl.privacy.gossip`, `.clients`, `.tracking`).
+        sizes: as for `releases_of`.
+        options: `dp_delta`, and others of the family's account (`jaxfl.privacy.gossip`, `.clients`, `.tracking`).
+
+    Returns:
+        An account whose rounds are those of the learner.
 
     Raises:
-        ArgumentError: as of the family's `statements`; a learner that does not say what it releases, or whose clip norm
-            or noise is traced.
+        ArgumentError: a learner that does not say what it releases, or whose clip norm or noise is traced, or an option
+            out of range.
 
     Guarantees:
         - the release that is accounted for is that of the learner: sampler, batch, clip norm, noise and table.
-        - dp_epsilon is that of the worst node.
 
     Examples:
         >>> import jax.numpy as jnp, jaxfl
@@ -79,12 +81,17 @@ def statements(learner: Any, sizes: Any, num_rounds: int, **options: Any) -> lis
         ...     gradient = jaxfl.mini_batch(sampler=sampler(64), clip_norm=1.0)
         ...     learner = jaxfl.push_sum(task, graph=jaxfl.graphs.directed_ring(4), step_size=0.1, gradient=gradient,
         ...         noise=jaxfl.gaussian(0.05))
-        ...     print(round(statements(learner, [1200] * 4, 300, dp_delta=1e-5)[1].dp_epsilon, 2))
+        ...     print(round(account(learner, [1200] * 4, dp_delta=1e-5).epsilon(300), 2))
         1.15
         4.86
     """
-    asked = releases_of(learner, sizes)
-    return asked.stated(asked.each, num_rounds, **options)
+    releases = releases_of(learner, sizes)
+    return releases.account(releases.each, **options)
+
+
+def statements(learner: Any, sizes: Any, num_rounds: int, **options: Any) -> list[Statement]:
+    """List the privacy statements on rounds that really ran: `account(learner, ...).statements(num_rounds)`."""
+    return account(learner, sizes, **options).statements(num_rounds)
 
 
 def epsilon(
@@ -96,49 +103,46 @@ def epsilon(
     neighboring_relation: str | None = None,
     **options: Any,
 ) -> float:
-    """epsilon of the worst node of a learner under one neighboring relation; infinite where there is none.
+    """epsilon of the worst node of a learner: `account(learner, ...).epsilon(num_rounds, ...)`."""
+    return account(learner, sizes, **options).epsilon(num_rounds, bound, neighboring_relation)
 
-    Args:
-        learner, sizes, num_rounds, options: as for `statements`.
-        bound: "proven", or "published", which stands for a reconstructed one where a paper's could not be had. Of
-            several statements at different deltas the last one counts, at a delta above 0.
-        neighboring_relation: of the statement; default: the first that the bound is stated for.
 
-    Raises:
-        ArgumentError: as for `statements`, or a relation that the bound is not stated for.
-    """
-    check.one_of(("proven", "published"), bound=bound)
-    rows = statements(learner, sizes, num_rounds, **options)
-    rows = [row for row in rows if (row.bound == "proven") == (bound == "proven")]
-    relations = tuple(dict.fromkeys(row.neighboring_relation for row in rows))
-    if not relations:
-        raise ArgumentError("bound", "must be stated for the learner", f"got {bound}", "Take the other one.")
-    relation = relations[0] if neighboring_relation is None else neighboring_relation
-    check.one_of(relations, neighboring_relation=relation)
-    value = [row.dp_epsilon for row in rows if row.neighboring_relation == relation][-1]
-    return math.inf if value is None else value
+def most_rounds(
+    learner: Any,
+    sizes: Any,
+    target_epsilon: float,
+    limit: int,
+    *,
+    bound: str = "proven",
+    neighboring_relation: str | None = None,
+    **options: Any,
+) -> int:
+    """Most rounds of a learner that a budget pays for: `account(learner, ...).most_rounds(target_epsilon, ...)`."""
+    return account(learner, sizes, **options).most_rounds(target_epsilon, limit, bound, neighboring_relation)
 
 
 def calibrate(
     learner_of: Callable[[float], Any],
-    sizes: Sequence[int] | Any,
+    sizes: Any,
     num_rounds: int,
-    *,
     target_epsilon: float,
-    guess: float = 1.0,
+    *,
+    bound: str = "proven",
+    neighboring_relation: str | None = None,
     **options: Any,
 ) -> float:
     """Smallest noise with which no node of a learner spends more than a budget, to 0.1 %, in six digits.
 
+    `Account.calibrate` finds the factor on the noise of a learner. This finds the argument of a function that makes
+    learners, whatever else follows from it there.
+
     Args:
         learner_of: noise above 0 -> the learner with it, whose epsilon falls with the noise.
-        sizes, num_rounds: as for `statements`.
-        target_epsilon: above 0.
-        guess: noise of the right order of magnitude, which saves time.
-        options: as for `epsilon`.
+        sizes, options: as for `account`.
+        num_rounds, target_epsilon, bound, neighboring_relation: as for `Account.calibrate`.
 
     Raises:
-        ArgumentError: as for `epsilon`, and where no noise meets the budget, or all noise does.
+        ArgumentError: as for `Account.calibrate`.
 
     Guarantees:
         - never overspends: the epsilon of the result is at most target_epsilon.
@@ -150,10 +154,15 @@ def calibrate(
         >>> settings = {"graph": jaxfl.graphs.directed_ring(4), "step_size": 0.1, "gradient": gradient}
         >>> def learner_of(noise_std):
         ...     return jaxfl.push_sum(task, noise=jaxfl.gaussian(noise_std), **settings)
-        >>> print(round(calibrate(learner_of, [1200] * 4, 300, target_epsilon=3.0, dp_delta=1e-5), 4))
+        >>> print(round(calibrate(learner_of, [1200] * 4, 300, 3.0, dp_delta=1e-5), 4))
         0.024
     """
-    target_epsilon, guess = verbs.positive(target_epsilon=target_epsilon), verbs.positive(guess=guess)
-    return verbs.smallest_noise(
-        lambda noise: epsilon(learner_of(noise), sizes, num_rounds, **options), target_epsilon, guess
-    )
+    claim = {"bound": bound, "neighboring_relation": neighboring_relation}
+    guess = account(learner_of(1.0), sizes, **options).calibrate(num_rounds, target_epsilon, **claim)
+    if not guess:
+        return 0.0
+
+    def epsilon_of(noise: float) -> float:
+        return account(learner_of(noise), sizes, **options).epsilon(num_rounds, **claim)
+
+    return smallest_noise(epsilon_of, target_epsilon, guess)

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from problems import problem
+from registry import REGISTRY
 
 import jaxfl
-from jaxfl import graphs, privacy
+from jaxfl import graphs, models, privacy
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import fixed, poisson, uniform
@@ -25,7 +27,10 @@ SAMPLERS = {"poisson": poisson, "fixed": fixed, "uniform": uniform}
 TASK = jaxfl.from_functions(lambda key: jnp.zeros(SAMPLES), lambda w, x, y: x @ w)
 INPUTS = 1e3 * np.eye(SAMPLES, dtype="float32")
 DATA = jaxfl.federate(INPUTS, np.zeros(SAMPLES, "float32"), [np.arange(SAMPLES)])
-BY_CLIENT = jaxfl.federate(INPUTS, np.zeros(SAMPLES, "float32"), [[i] for i in range(SAMPLES)])
+# Labels of two classes, 0 and 0: at zero parameters all logits are equal, and a gradient is along (-1, 1) / sqrt(2).
+BY_CLIENT = jaxfl.federate(INPUTS, np.zeros(SAMPLES, "int32"), [[i] for i in range(SAMPLES)])
+LINEAR = models.classification(models.mlp((SAMPLES, 2)))
+ONE_CLASS = np.zeros(SAMPLES, int)
 
 
 def gossip_learner(build, estimator, sampler, noise):
@@ -51,10 +56,12 @@ def ali_dpfl():
     return clients_learner(jaxfl.ali_dpfl, constants=constants, **budget)
 
 
-def whole_clients():
+def whole_clients(build, task=TASK, **settings):
     steps = jaxfl.local_steps(1, batch_size=1, optimizer=optax.sgd(RATE), weighting="uniform")
     updates = jaxfl.private_updates(clip_norm=RATE * CLIP, noise=jaxfl.gaussian(RATE * NOISE * BATCH))
-    return jaxfl.fed_avg(TASK, clients=steps, num_active=BATCH, uplink=jaxfl.uplink(updates=updates))
+    if build is jaxfl.width_reduction:
+        return build((task,), clients=steps, num_active=BATCH, uplink=jaxfl.uplink(updates=updates), **settings)
+    return build(task, clients=steps, num_active=BATCH, uplink=jaxfl.uplink(updates=updates), **settings)
 
 
 LEARNERS = {
@@ -71,7 +78,7 @@ LEARNERS = {
             (a_dp2_sgd, "mini_batch", "uniform"),
         ]
     },
-    "grid": (
+    "push_sum, grid": (
         functools.partial(
             gossip_learner, jaxfl.push_sum, "mini_batch", "poisson", jaxfl.privacy.grid_gaussian(NOISE, 10)
         ),
@@ -80,7 +87,17 @@ LEARNERS = {
     "fed_avg": (functools.partial(clients_learner, jaxfl.fed_avg, num_active=1), DATA),
     "partial_averaging": (functools.partial(clients_learner, jaxfl.partial_averaging, synchronized=()), DATA),
     "ali_dpfl": (ali_dpfl, DATA),
-    "whole clients": (whole_clients, BY_CLIENT),
+    "fed_avg, whole clients": (functools.partial(whole_clients, jaxfl.fed_avg), BY_CLIENT),
+    "embracing, whole clients": (
+        functools.partial(
+            whole_clients, jaxfl.embracing, LINEAR, trained_blocks=[LINEAR.blocks], client_class=ONE_CLASS
+        ),
+        BY_CLIENT,
+    ),
+    "width_reduction, whole clients": (
+        functools.partial(whole_clients, jaxfl.width_reduction, LINEAR, client_class=ONE_CLASS),
+        BY_CLIENT,
+    ),
 }
 
 
@@ -109,8 +126,12 @@ def test_what_a_round_does_is_what_the_learner_says(name):
             rows, mean = jnp.zeros_like(table.rows), jax.tree.map(jnp.zeros_like, table.table_mean)
             empty = table._replace(table=jnp.zeros_like(table.table), rows=rows, table_mean=mean)
             state = state._replace(gradient=empty)
+        if not hasattr(state.params, "shape"):
+            state = state._replace(params=jax.tree.map(jnp.zeros_like, state.params))
         after, _ = learner.round(key, state, data)
-        return (learner.node_params(state) - learner.node_params(after))[0] / RATE
+        moved = jax.tree.map(lambda old, new: (old - new)[0] / RATE, *map(learner.node_params, (state, after)))
+        matrix = next((leaf for leaf in jax.tree.leaves(moved) if leaf.ndim == 2), None)  # beside a bias
+        return moved if matrix is None else matrix @ jnp.array([-1.0, 1.0]) / math.sqrt(2)
 
     gradients = np.asarray(jax.jit(jax.vmap(released))(jax.random.split(jax.random.key(0), ROUNDS)), np.float64)
     counts = np.rint(gradients * batch / norm)
@@ -133,16 +154,16 @@ def tracking_learner(build, distribution, schedule, **settings):
     return build(TASK, schedule=schedule, clip_norm=CLIP, distribution=distribution, **settings)
 
 
+TRACKING = {
+    jaxfl.gradient_tracking: tracking.gradient_tracking_account,
+    jaxfl.perturbed_gossip: tracking.perturbed_state_account,
+    jaxfl.output_perturbation: tracking.output_perturbation_account,
+}
+
+
 @pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
-@pytest.mark.parametrize(
-    ("build", "stated"),
-    [
-        (jaxfl.gradient_tracking, tracking.gradient_tracking_statements),
-        (jaxfl.perturbed_gossip, tracking.perturbed_state_statements),
-        (jaxfl.output_perturbation, tracking.output_perturbation_statements),
-    ],
-)
-def test_noise_and_clip_norm_of_tracking_are_those_that_are_stated(build, stated, distribution):
+@pytest.mark.parametrize(("build", "account"), TRACKING.items())
+def test_noise_batch_and_clip_norm_of_tracking_are_those_that_are_stated(build, account, distribution):
     scales = np.array([[0.3, 0.2, 0.1]])
     schedule = tracking.TrackingSchedule(0.1, 0.1, RATE, BATCH, scales, 2 * scales)
     learner = tracking_learner(build, distribution, schedule)
@@ -151,9 +172,12 @@ def test_noise_and_clip_norm_of_tracking_are_those_that_are_stated(build, stated
     own = {"state_in_weights": np.ones(1), "tracker_out_weights": np.ones(1)}
     own = own if build is jaxfl.gradient_tracking else {"num_nodes": 1}
     options = {"dp_delta": 1e-5, "num_local_samples": [SAMPLES]}
-    assert privacy.statements(learner, DATA, 2, dp_delta=1e-5) == stated(schedule, 2, release, **own, **options)
+    expected = account(schedule, release, **own, **options)
+    assert privacy.statements(learner, DATA, 2, dp_delta=1e-5) == expected.statements(2)
     keys = jax.random.split(jax.random.key(0), ROUNDS)
     draws = jax.jit(jax.vmap(lambda key: learner.draw(key, learner.init(key, DATA), DATA)))(keys)
+    assert {len(set(batch)) for batch in draws.gradient.indices[:, 0].tolist()} == {BATCH}
+    assert draws.gradient.mask.all()
     spread = math.sqrt(2 if distribution == "laplace" else 1)  # of noise with scale 1
     first = 0 if build is jaxfl.output_perturbation else 1  # of the iterations whose noise a round draws
     assert np.std(draws.state_noise) == pytest.approx(spread * scales[0, first], rel=0.05)
@@ -175,7 +199,7 @@ def test_quantization_is_stated_where_there_is_no_noise():
     found = privacy.statements(learner, DATA, 2)
     (release,) = privacy.releases_of(learner, DATA).each
     own = {"num_nodes": 1, "num_local_samples": [SAMPLES], "quantization_step": 2.0}
-    assert found == tracking.quantization_statements(quiet, 2, release, **own)
+    assert found == tracking.quantization_account(quiet, release, **own).statements(2)
     assert 0 < found[-1].dp_delta < 1
 
 
@@ -186,11 +210,8 @@ def test_a_learner_is_asked_and_not_described():
         learner = gossip_learner(jaxfl.push_sum, "mini_batch", sampler, jaxfl.gaussian(2.0))
         epsilons[sampler] = privacy.epsilon(learner, [1200], 300, dp_delta=1e-5)
         release = privacy.Release("mini_batch", sampler, BATCH, 1200, clip_norm=CLIP, noise_std=2.0)
-        assert epsilons[sampler] == gossip.epsilon(privacy.PRIVSGP, "proven", release, 300, dp_delta=1e-5)
+        assert epsilons[sampler] == gossip.account(privacy.PRIVSGP, release, dp_delta=1e-5).epsilon(300)
     assert epsilons["poisson"] < epsilons["uniform"]
-    learner = gossip_learner(jaxfl.push_sum, "saga", "poisson", jaxfl.gaussian(2.0))
-    found = privacy.statements(learner, DATA, 5, dp_delta=1e-5)
-    assert [row.bound for row in found] == ["published", "proven", "proven"]
 
 
 def test_calibrated_noise_meets_the_budget():
@@ -198,12 +219,52 @@ def test_calibrated_noise_meets_the_budget():
         return gossip_learner(jaxfl.push_sum, "mini_batch", "poisson", jaxfl.gaussian(noise_std))
 
     budget = {"dp_delta": 1e-5, "neighboring_relation": "replace_one"}
-    noise = privacy.calibrate(learner_of, [1200], 300, target_epsilon=3.0, guess=0.1, **budget)
-    release = privacy.Release("mini_batch", "poisson", BATCH, 1200, clip_norm=CLIP, noise_std=0.0)
-    assert noise == pytest.approx(
-        gossip.calibrate_noise_std(privacy.PRIVSGP, "proven", release, 300, target_epsilon=3.0, **budget), rel=1e-3
-    )
+    noise = privacy.calibrate(learner_of, [1200], 300, 3.0, **budget)
+    account = privacy.account(learner_of(0.5), [1200], dp_delta=1e-5)
+    factor = account.calibrate(300, 3.0, "proven", "replace_one")
+    assert 0.5 * factor == pytest.approx(noise, rel=1e-3)
     assert privacy.epsilon(learner_of(noise), [1200], 300, **budget) <= 3.0
+    rounds = privacy.most_rounds(learner_of(noise), [1200], 3.0, 400, **budget)
+    assert 300 <= rounds < 303
+    assert privacy.calibrate(learner_of, [1200], 0, 3.0, **budget) == 0.0
+
+
+def test_nodes_of_several_runs_are_accounted_for_together():
+    learner = gossip_learner(jaxfl.push_sum, "mini_batch", "poisson", jaxfl.gaussian(2.0))
+    together = privacy.statements(learner, [[1200], [600]], 300, dp_delta=1e-5)[1]
+    each = [privacy.epsilon(learner, sizes, 300, dp_delta=1e-5) for sizes in ([1200], [600])]
+    assert (together.node_epsilons, together.nodes) == (tuple(each), 1)
+    silent = tracking.TrackingSchedule(0.1, 0.1, RATE, BATCH, np.ones(3), np.ones(3))
+    with pytest.raises(ArgumentError, match=r"^sizes: must be of one run"):
+        privacy.account(tracking_learner(jaxfl.perturbed_gossip, "laplace", silent), [[24], [24]])
+
+
+def test_estimates_of_private_constants_are_those_that_are_said():
+    """Their batches, and their noise: xi grows by z sqrt(3) C / m a unit of it."""
+    learner = ali_dpfl()
+    (release,) = privacy.releases_of(learner, DATA).each
+    assert release.estimates == "private"
+    start = learner.init(jax.random.key(0), DATA)
+    draws = jax.jit(jax.vmap(lambda key: learner.draw(key, start, DATA)))(jax.random.split(jax.random.key(0), ROUNDS))
+    in_batch = (np.asarray(draws.constants.batch_indices) < SAMPLES).sum(axis=(1, 2))
+    assert in_batch.mean() == pytest.approx(release.estimate_batch_size, abs=5 * math.sqrt(6 / ROUNDS))
+    assert in_batch.std() == pytest.approx(math.sqrt(6), rel=0.2), "Poisson: each sample independently"
+    assert np.std(draws.constants.noise) == pytest.approx(1.0, rel=0.1)
+    one = jax.tree.map(lambda leaf: leaf[0], draws)
+
+    def xi(noise):
+        constants = one.constants._replace(noise=jnp.full_like(one.constants.noise, noise))
+        return float(learner.update(start, DATA, one._replace(constants=constants))[0].constants.xi[0])
+
+    std = (xi(2e6) - xi(1e6)) / 1e6
+    assert std * release.estimate_batch_size / math.sqrt(3) == pytest.approx(
+        release.estimate_noise_multiplier, rel=1e-3
+    )
+
+
+def test_every_learner_that_says_its_releases_is_counted():
+    counted = {name.split(",")[0] for name in LEARNERS} | {build.__name__ for build in TRACKING}
+    assert counted == {name for name in REGISTRY if problem(name).algorithm(noise_scale=0.02).releases is not None}
 
 
 def test_iterations_that_ran_are_counted_round_by_round():
@@ -219,7 +280,7 @@ def test_iterations_that_ran_are_counted_round_by_round():
     )
     learner = jaxfl.fed_avg(TASK, clients=steps, num_active=1)
     release = privacy.ClientRelease("poisson", SAMPLES, BATCH, CLIP, BATCH / CLIP)
-    expected = clients.statements([release] * 2, 4 + 3 + 2, dp_delta=1e-5)
+    expected = clients.account([release] * 2, dp_delta=1e-5).statements(4 + 3 + 2)
     assert privacy.statements(learner, [SAMPLES] * 2, 3, dp_delta=1e-5) == expected
 
 

@@ -98,18 +98,16 @@ def test_methods_with_a_server_are_audited(method, mistake, tmp_path, capsys):
     assert expected == row["batch_size_used"]
     multiplier = row["noise_std_claimed"] * expected
     again = {
-        "ALI-DPFL": lambda: clients.epsilon(
+        "ALI-DPFL": lambda: clients.account(
             clients.ClientRelease("poisson", entries, expected, 1.0, multiplier, 64, 20.0, "private"),
-            6,
-            3,
-            bound="proven",
+            num_estimates=3,
             dp_delta=1e-5,
         ),
-        "DP-FedAvg": lambda: clients.client_level_epsilon(
-            6, participation_rate=expected / entries, noise_multiplier=multiplier, dp_delta=1e-5
+        "DP-FedAvg": lambda: clients.client_level_account(
+            clients.UpdateRelease("poisson", expected / entries, 1.0, multiplier), num_clients=entries, dp_delta=1e-5
         ),
     }
-    assert claim["dp_epsilon"] == pytest.approx(again[method](), rel=1e-6)
+    assert claim["dp_epsilon"] == pytest.approx(again[method]().epsilon(6), rel=1e-6)
     factor = 4 if "--noise-error" in mistake else 1
     noise = checks["noise of one release"]
     assert factor * noise["measured"] == pytest.approx(row["noise_std_claimed"], rel=0.1)

@@ -29,7 +29,7 @@ def round_of(name, dtype):
         config = next(iter(lines.values())).config
         method = METHODS[config.learning.method]
         task, data, _ = method.add_canaries(config, *config.problem())
-        algorithm = method.learner(config, task, 1.0).algorithm
+        algorithm = method.learner(config, task, config.used, 1.0).algorithm
     else:
         case = next(iter(prepare(lines).cases.values()))
         algorithm = case.algorithm({number: jnp.float32(value) for number, value in case.numbers.items()})

@@ -94,10 +94,10 @@ def test_the_epsilon_is_of_the_curve_of_the_runs(tmp_path):
     multiplier = float(winner["privacy"][0]["mechanism"].split("noise multiplier ")[1].split(",")[0])
     release = privacy.Release("mini_batch", "poisson", 8, 32, clip_norm=1.0, noise_std=multiplier / 8)
     for stated in winner["privacy"]:
-        options = {"neighboring_relation": stated["neighboring_relation"]}
+        relation = stated["neighboring_relation"]
 
-        def epsilon_at(dp_delta, options=options):
-            return gossip.epsilon(privacy.PRIVSGP, "proven", release, 2, dp_delta=dp_delta, **options)
+        def epsilon_at(dp_delta, relation=relation):
+            return gossip.account(privacy.PRIVSGP, release, dp_delta=dp_delta).epsilon(2, "proven", relation)
 
         expected = selected_epsilon(epsilon_at, selection("logarithmic", 4), 1e-5)
         assert stated["dp_epsilon"] == pytest.approx(expected, rel=2e-3)  # the multiplier is rounded

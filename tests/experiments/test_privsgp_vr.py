@@ -36,9 +36,9 @@ def settle(arguments, sizes):
 
 def epsilon_of(config, size, rounds):
     """The proven epsilon of a node with this many samples."""
-    release = min(releases_of(config, [size] * config.clients.nodes), key=lambda release: release.noise_std)
+    release = min(releases_of(config, [size] * config.clients.nodes).each, key=lambda release: release.noise_std)
     accountant = METHODS[config.learning.method].accountant
-    return gossip.epsilon(accountant, "proven", release, rounds, dp_delta=1e-5, num_nodes=config.clients.nodes)
+    return gossip.account(accountant, release, dp_delta=1e-5, num_nodes=config.clients.nodes).epsilon(rounds)
 
 
 def proven(statements):
@@ -56,7 +56,7 @@ class TestSpending:
         axis = "--grid noise=gaussian,grid_gaussian,grid_gaussian grid_bits=12,12,14"
         asked = f"--nodes 4 --method PrivSGP-VR {axis} --iterations 50"
         configs = settle(f"{asked} --target-epsilon 2", [359] * 4).values()
-        assert [releases_of(config, [359] * 4)[0].grid for config in configs] == [
+        assert [releases_of(config, [359] * 4).each[0].grid for config in configs] == [
             None,
             privacy.Grid(12, 2410),
             privacy.Grid(14, 2410),
@@ -107,7 +107,7 @@ class TestSpending:
     def test_a_table_of_batches_is_accounted_by_its_entries(self):
         """Each sample adds its share of the entry: clip norm times entries over samples."""
         configs = settle(f"--nodes 4 --table per_batch --entry-size 10 --batch-size 2 --noise-std 0.1 {TWO}", [355])
-        (vr, *_), (plain, *_) = (releases_of(config, [355] * 4) for config in configs.values())
+        (vr, *_), (plain, *_) = (releases_of(config, [355] * 4).each for config in configs.values())
         assert (vr.estimator, vr.batch_size, vr.num_entries, vr.entry_size) == ("saga", 2, 36, 10)
         assert vr.clip_norm == pytest.approx(2.0 * 36 / 355)
         assert (plain.estimator, plain.batch_size, plain.num_entries, plain.clip_norm) == ("mini_batch", 20, 355, 2.0)

@@ -18,7 +18,7 @@ from jaxfl import ArgumentError, gradients, graphs
 from jaxfl.gradients import per_example
 from jaxfl.privacy.audit import audit, canary_scores, epsilon_lower_bound, with_canaries
 from jaxfl.privacy.audit_mechanism import Mechanism, check_mechanism
-from jaxfl.privacy.gossip import PRIVSGP, PRIVSGP_VR, Release, calibrate_noise_std
+from jaxfl.privacy.gossip import PRIVSGP, PRIVSGP_VR, Release, account
 
 pytest.importorskip("jax_privacy.auditing")
 CLIP, STEP, DELTA = 0.5, 0.1, 1e-5
@@ -231,8 +231,8 @@ def scorer(method):
 @functools.cache
 def claimed_noise(method):
     """The noise that is proven to give epsilon 1."""
-    release = Release(ESTIMATORS[method], "poisson", BATCH, SIZE, CLIP, 0.0)
-    return calibrate_noise_std(method, "proven", release, ROUNDS, target_epsilon=1.0, dp_delta=DELTA)
+    release = Release(ESTIMATORS[method], "poisson", BATCH, SIZE, CLIP, 1.0)
+    return account(method, release, dp_delta=DELTA).calibrate(ROUNDS, 1.0)
 
 
 def bounds(method, noise_std, seeds=(0, 1), clip_norm: float | None = CLIP):

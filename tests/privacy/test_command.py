@@ -144,12 +144,12 @@ def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
         (
             "dp-fedavg",
             {"target": 1, "active": 2, "sampler": "fixed"},
-            "--target: must have a proven epsilon to meet",
+            "--bound: must exist to be proven for these releases; A fixed number of clients",
         ),
         (
             "dp-fedavg",
             {"target": 1, "bound": "published"},
-            "--target: must have a published epsilon to meet",
+            "--bound: must be stated for these releases",
         ),
         ("fedavg", {"target": 1, "graph": "ring"}, "--graph: belongs to gradient-tracking"),
         ("privsgp", {"target": 1, "local_steps": 5}, "--local-steps: belongs to fedavg and ali-dpfl"),

@@ -11,7 +11,6 @@ from jaxfl.privacy.gossip import A_DP2_SGD, DP2_SGD, PRIVSGP, PRIVSGP_VR, Releas
 from jaxfl.privacy.tracking import TrackingAgent, TrackingRelease, TrackingSchedule
 
 DELTA: dict[str, Any] = {"dp_delta": 1e-5}
-BUDGET: dict[str, Any] = {"target_epsilon": 3.0, **DELTA}
 SEVERAL: Any = [0.1]  # where one number belongs
 NAME: Any = "PrivSGP"  # where an accountant belongs
 
@@ -20,13 +19,17 @@ TABLE = PLAIN._replace(estimator="saga")
 
 
 def of_table(**changes):
-    return lambda: gossip.statements(PRIVSGP_VR, [TABLE._replace(**changes)], 10, **DELTA)
+    return lambda: gossip.account(PRIVSGP_VR, TABLE._replace(**changes), **DELTA)
 
 
-def rounds_of(**changes):
+def of_plain(accountant=PRIVSGP, releases: Any = PLAIN, **changes):
+    return lambda: gossip.account(accountant, releases, **{**DELTA, **changes})
+
+
+def most(**changes):
     """A limit of no rounds excuses no argument."""
-    good = {"accountant": PRIVSGP, "bound": "proven", "releases": PLAIN, "limit": 0, **BUDGET}
-    return lambda: gossip.max_rounds(**{**good, **changes})
+    good = {"target_epsilon": 3.0, "limit": 0}
+    return lambda: gossip.account(PRIVSGP, PLAIN, **DELTA).most_rounds(**{**good, **changes})
 
 
 test_of_gossip = refusals(
@@ -45,24 +48,23 @@ test_of_gossip = refusals(
         (of_table(grid=Grid(7, 10)), "bits"),
         (of_table(grid=Grid(17, 10)), "bits"),
         (of_table(grid=Grid(12, 0)), "num_params"),
-        (lambda: gossip.statements(PRIVSGP_VR, [], 10, **DELTA), "releases"),
-        (lambda: gossip.statements(PRIVSGP_VR, [TABLE], -1, **DELTA), "num_rounds"),
-        (lambda: gossip.statements(PRIVSGP_VR, [TABLE], 10, dp_delta=[1e-5] * 2), "dp_delta"),
-        (lambda: gossip.statements(PRIVSGP_VR, [TABLE], 10, num_nodes=0, **DELTA), "num_nodes"),
-        (lambda: gossip.statements(PRIVSGP_VR, [TABLE], 10, c2=SEVERAL, **DELTA), "c2"),
-        (lambda: gossip.epsilon(PRIVSGP_VR, "proven", TABLE, 10, dp_delta=SEVERAL), "dp_delta"),
-        (lambda: gossip.epsilon(DP2_SGD, "proven", PLAIN._replace(entry_size=2), 1, **DELTA), "entry_size"),
-        (lambda: gossip.epsilon(A_DP2_SGD, "proven", PLAIN, 10, **DELTA), "num_nodes"),
-        (lambda: gossip.calibrate_noise_std(A_DP2_SGD, "published", PLAIN, 10, **BUDGET), "num_nodes"),
-        (lambda: gossip.calibrate_noise_std(PRIVSGP, "proven", (), 10, **BUDGET), "releases"),
-        (rounds_of(accountant=A_DP2_SGD), "num_nodes"),
-        (rounds_of(accountant=NAME), "accountant"),
-        (rounds_of(bound="guessed"), "bound"),
-        (rounds_of(releases=PLAIN._replace(batch_size=0)), "batch_size"),
-        (rounds_of(dp_delta=1.0), "dp_delta"),
-        (rounds_of(target_epsilon=[1.0, 2.0]), "target_epsilon"),
-        (rounds_of(target_epsilon=0.0), "target_epsilon"),
-        (rounds_of(limit=-1), "limit"),
+        (of_plain(releases=[]), "releases"),
+        (of_plain(releases=[PLAIN], dp_delta=[1e-5] * 2), "dp_delta"),
+        (of_plain(releases=[PLAIN], num_nodes=0), "num_nodes"),
+        (of_plain(c2=SEVERAL), "c2"),
+        (of_plain(dp_delta=1.0), "dp_delta"),
+        (of_plain(DP2_SGD, PLAIN._replace(entry_size=2)), "entry_size"),
+        (of_plain(A_DP2_SGD), "num_nodes"),
+        (of_plain(NAME), "accountant"),
+        (of_plain(releases=PLAIN._replace(batch_size=0)), "batch_size"),
+        (lambda: gossip.account(PRIVSGP, PLAIN, **DELTA).statements(-1), "num_rounds"),
+        (lambda: gossip.account(PRIVSGP, PLAIN, **DELTA).epsilon(-1), "num_rounds"),
+        (lambda: gossip.account(PRIVSGP, PLAIN, **DELTA).calibrate(-1, 1.0), "num_rounds"),
+        (lambda: gossip.account(PRIVSGP, PLAIN._replace(noise_std=0.0), **DELTA).calibrate(10, 1.0), "bound"),
+        (most(bound="guessed"), "bound"),
+        (most(target_epsilon=[1.0, 2.0]), "target_epsilon"),
+        (most(target_epsilon=0.0), "target_epsilon"),
+        (most(limit=-1), "limit"),
         (lambda: gossip.sensitivities(TABLE, "swap"), "neighboring_relation"),
         (lambda: gossip.sensitivities(TABLE._replace(clip_norm=None), "zero_out"), "clip_norm"),
     ]
@@ -105,13 +107,11 @@ BAD_CLIENTS = [
 @pytest.mark.parametrize(("changes", "argument"), BAD_CLIENTS)
 def test_of_a_clients_release(changes, argument):
     bad = CLIENT._replace(**changes)
-    refused(lambda: clients.epsilon(bad, 1, bound="proven", **DELTA), argument)
-    refused(lambda: clients.statements([CLIENT, bad], 1, **DELTA), argument)
-    refused(lambda: clients.max_iterations([bad], 0, 1.0, "published", limit=5, **DELTA), argument)
+    refused(lambda: clients.account([CLIENT, bad], **DELTA), argument)
 
 
-def of_client(**changes):
-    return lambda: clients.epsilon(CLIENT, **{"num_iterations": 1, "bound": "proven", **DELTA, **changes})
+def of_client(releases: Any = CLIENT, rounds=1, claim=(), **changes):
+    return lambda: clients.account(releases, **{**DELTA, **changes}).epsilon(rounds, *claim)
 
 
 def of_iterations(**changes):
@@ -119,24 +119,21 @@ def of_iterations(**changes):
     return lambda: clients.local_iterations_epsilon(**{"num_iterations": 10, **good, **changes})
 
 
-def of_updates(**changes):
+def of_updates(settings=DELTA, **changes):
     release = clients.UpdateRelease("poisson", 0.1, clip_norm=2.0, noise_multiplier=1.2)
-    return lambda: clients.client_level_statements(release._replace(**changes), 3, num_clients=4, **DELTA)
+    return lambda: clients.client_level_account(release._replace(**changes), **{"num_clients": 4, **DELTA, **settings})
 
 
-UPDATES: dict[str, Any] = {"participation_rate": 0.1, **DELTA}
 test_of_clients = refusals(
     [
-        (of_client(num_iterations=-1), "num_iterations"),
+        (of_client(rounds=-1), "num_rounds"),
+        (of_client(counts=lambda _: (-1, 0)), "num_iterations"),
         (of_client(num_estimates=3), "num_estimates"),
-        (of_client(bound="tight"), "bound"),
+        (of_client(claim=["tight"]), "bound"),
         (of_client(dp_delta=1.0), "dp_delta"),
-        (of_client(bound="published", neighboring_relation="zero_out"), "neighboring_relation"),
-        (lambda: clients.statements([], 1, **DELTA), "releases"),
-        (lambda: clients.statements([CLIENT], 1, num_clients=0, **DELTA), "num_clients"),
-        (lambda: clients.max_iterations([], 0, 1.0, "proven", limit=5, **DELTA), "releases"),
-        (lambda: clients.max_iterations([CLIENT], 0, 0.0, "proven", limit=5, **DELTA), "target_epsilon"),
-        (lambda: clients.max_iterations([CLIENT], 0, 1.0, "proven", limit=-1, **DELTA), "limit"),
+        (of_client(claim=["published", "zero_out"]), "neighboring_relation"),
+        (of_client([]), "releases"),
+        (of_client(num_clients=0), "num_clients"),
         (of_iterations(sampling_rate=0.0), "sampling_rate"),
         (of_iterations(sampling_rate=1.1), "sampling_rate"),
         (of_iterations(noise_multiplier=0.0), "noise_multiplier"),
@@ -148,22 +145,15 @@ test_of_clients = refusals(
         (of_updates(participation_rate=1.1), "participation_rate"),
         (of_updates(clip_norm=-1.0), "clip_norm"),
         (of_updates(noise_multiplier=-0.1), "noise_multiplier"),
-        (lambda: clients.client_level_epsilon(-1, noise_multiplier=1.0, **UPDATES), "num_rounds"),
-        (lambda: clients.client_level_epsilon(1, noise_multiplier=1.0, **{**UPDATES, "dp_delta": 0.0}), "dp_delta"),
-        (lambda: clients.client_noise_multiplier(0.0, 3, **UPDATES), "target_epsilon"),
-        (lambda: clients.client_noise_multiplier(1.0, -3, **UPDATES), "num_rounds"),
-        (
-            lambda: clients.client_level_statements(
-                clients.UpdateRelease("poisson", 0.1, 2.0, 1.2), 3, num_clients=0, **DELTA
-            ),
-            "num_clients",
-        ),
+        (of_updates({"dp_delta": 0.0}), "dp_delta"),
+        (of_updates({"num_clients": 0}), "num_clients"),
+        (lambda: of_updates()().most_rounds(1.0, 5, "published"), "bound"),
     ]
 )
 
 
 def test_a_sample_that_is_added_or_removed_is_one_whose_gradient_is_0():
-    refused(of_client(neighboring_relation="add_or_remove_one"), "neighboring_relation", "|D_i|", "pass zero_out")
+    refused(of_client(claim=["proven", "add_or_remove_one"]), "neighboring_relation", "zero_out")
 
 
 K, NODES = 30, 3
@@ -178,12 +168,14 @@ MOVES = tracking.proven_sensitivities(SHORT, UNIT)
 
 def tracked(num_rounds=K, schedule=SCHEDULE, options=DELTA, **changes):
     release = RELEASE._replace(**changes)
-    return lambda: tracking.gradient_tracking_statements(schedule, num_rounds, release, **{**WEIGHTS, **options})
+    return lambda: tracking.gradient_tracking_account(schedule, release, **{**WEIGHTS, **options}).statements(
+        num_rounds
+    )
 
 
 def quantized(num_rounds=K, quantization_step=1.0, **changes):
     release, options = RELEASE._replace(**changes), {"num_nodes": NODES, "quantization_step": quantization_step}
-    return lambda: tracking.quantization_statements(SCHEDULE, num_rounds, release, **options)
+    return lambda: tracking.quantization_account(SCHEDULE, release, **options).statements(num_rounds)
 
 
 def scheduled(num_iterations=9, horizon_offset=0, **exponents):
@@ -209,7 +201,7 @@ test_of_tracking = refusals(
         (tracked(options={"tracker_out_weights": np.ones(2)}), "state_in_weights"),
         (tracked(schedule=SCHEDULE._replace(state_noise_scale=np.ones((2, K + 1)))), "state_noise_scale"),
         (tracked(schedule=SCHEDULE._replace(tracker_noise_scale=-np.ones(K + 1))), "tracker_noise_scale"),
-        (lambda: tracking.perturbed_state_statements(SCHEDULE, K, RELEASE, num_nodes=0), "num_nodes"),
+        (lambda: tracking.perturbed_state_account(SCHEDULE, RELEASE, num_nodes=0), "num_nodes"),
         (scheduled(0), "num_iterations"),
         (scheduled(horizon_offset=2), "horizon_offset"),
         (

@@ -9,7 +9,7 @@ from scipy.stats import binom
 from jaxfl.core import ArgumentError
 from jaxfl.privacy import PRIVSGP, composition
 from jaxfl.privacy import dominating_pairs as pairs
-from jaxfl.privacy.gossip import calibrate_noise_std
+from jaxfl.privacy.gossip import account
 from jaxfl.privacy.gossip.proven import Release, proven_bound
 
 
@@ -107,14 +107,14 @@ class TestBelowWhatIsResolved:
     @pytest.mark.parametrize("dp_delta", [5e-324, 1e-300, 1e-30])
     @pytest.mark.parametrize("sampler", ["poisson", "fixed", "uniform"])
     def test_a_budget_is_refused_at_once(self, sampler, dp_delta):
-        release = Release("mini_batch", sampler, 40, 90, clip_norm=2.0, noise_std=0.0)
+        release = Release("mini_batch", sampler, 40, 90, clip_norm=2.0, noise_std=1.0)
         says = r"^dp_delta: must be above 8e-19, what accounting leaves out in 400 rounds; got .* Pass a larger one\."
         with pytest.raises(ArgumentError, match=says):
-            calibrate_noise_std(PRIVSGP, "proven", release, 400, target_epsilon=8.0, dp_delta=dp_delta)
+            account(PRIVSGP, release, dp_delta=dp_delta).calibrate(400, 8.0)
 
     def test_a_budget_just_above_is_met(self):
-        release = Release("mini_batch", "poisson", 40, 90, clip_norm=2.0, noise_std=0.0)
-        std = calibrate_noise_std(PRIVSGP, "proven", release, 400, target_epsilon=8.0, dp_delta=1e-18)
+        release = Release("mini_batch", "poisson", 40, 90, clip_norm=2.0, noise_std=1.0)
+        std = account(PRIVSGP, release, dp_delta=1e-18).calibrate(400, 8.0)
         assert 0.4 < std < 0.7
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from jaxfl.privacy import clients, tracking
-from jaxfl.privacy.gossip import A_DP2_SGD, PRIVSGP, PRIVSGP_VR, Release, statements
+from jaxfl.privacy.gossip import A_DP2_SGD, PRIVSGP, PRIVSGP_VR, Release, account
 from jaxfl.privacy.statements import REMARKS, asked_first, caption, rounded_down, rounded_up, statement_text
-from jaxfl.privacy.tracking import TrackingRelease, exponential_schedule, perturbed_state_statements
+from jaxfl.privacy.tracking import TrackingRelease, exponential_schedule, perturbed_state_account
 
 PROVEN = {
     "bound": "proven",
@@ -80,20 +80,20 @@ def test_a_delta_that_allows_to_publish_a_record_says_so():
 
     release = Release("mini_batch", "poisson", 5, 50, clip_norm=1.0, noise_std=0.4)
     for delta, found in ((0.1, True), (0.01, True), (0.0099, False)):  # of 100 samples
-        assert set(large(rows(statements(PRIVSGP, [release] * 2, 10, dp_delta=delta)))) == {found}
-        of_runs = statements(PRIVSGP, [release] * 4, 10, dp_delta=delta, num_nodes=2)  # two seeds with the same samples
-        assert set(large(rows(of_runs))) == {found}
-    text = statement_text(rows(statements(PRIVSGP, [release] * 2, 10, dp_delta=0.1))[-1])
+        assert set(large(rows(account(PRIVSGP, [release] * 2, dp_delta=delta).statements(10)))) == {found}
+        two_seeds = account(PRIVSGP, [release] * 4, dp_delta=delta, num_nodes=2)  # with the same samples
+        assert set(large(rows(two_seeds.statements(10)))) == {found}
+    text = statement_text(rows(account(PRIVSGP, [release] * 2, dp_delta=0.1).statements(10))[-1])
     assert "delta 0.1 times 100 samples is 10: a mechanism that publishes one of them at random satisfies this" in text
     many = release._replace(num_entries=50_000, batch_size=500)
-    assert all(large(rows(statements(PRIVSGP, [many] * 2, 10, dp_delta=1e-5))))
-    assert not any(large(rows(statements(PRIVSGP, [many], 10, dp_delta=1e-5))))
+    assert all(large(rows(account(PRIVSGP, [many] * 2, dp_delta=1e-5).statements(10))))
+    assert not any(large(rows(account(PRIVSGP, [many], dp_delta=1e-5).statements(10))))
     client = clients.ClientRelease("poisson", num_samples=50, batch_size=5, clip_norm=1.0, noise_multiplier=2.0)
-    assert all(large(rows(clients.statements([client] * 2, 10, 0, dp_delta=0.01))))
-    assert not any(large(rows(clients.statements([client] * 2, 10, 0, dp_delta=0.0099))))
+    assert all(large(rows(clients.account([client] * 2, dp_delta=0.01).statements(10))))
+    assert not any(large(rows(clients.account([client] * 2, dp_delta=0.0099).statements(10))))
     whole = clients.UpdateRelease("poisson", 0.1, clip_norm=1.0, noise_multiplier=2.0)
     for number, found in ((99, False), (100, True)):
-        (one,) = rows(clients.client_level_statements(whole, 10, num_clients=number, dp_delta=0.01))
+        (one,) = rows(clients.client_level_account(whole, num_clients=number, dp_delta=0.01).statements(10))
         assert large([one]) == [found]
         assert ("100 clients" in statement_text(one)) == found
     schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
@@ -101,13 +101,13 @@ def test_a_delta_that_allows_to_publish_a_record_says_so():
     weights = {"state_in_weights": np.ones(2), "tracker_out_weights": np.ones(2)}
     for size, found in ((50, True), (49, False)):
         settings: dict = {"dp_delta": 0.01, "num_local_samples": [size] * 2}
-        stated = tracking.gradient_tracking_statements(schedule, 4, gaussian, **weights, **settings)
-        for function in (perturbed_state_statements, tracking.output_perturbation_statements):
-            stated += function(schedule, 4, gaussian, num_nodes=2, **settings)
+        stated = tracking.gradient_tracking_account(schedule, gaussian, **weights, **settings).statements(4)
+        for function in (perturbed_state_account, tracking.output_perturbation_account):
+            stated += function(schedule, gaussian, num_nodes=2, **settings).statements(4)
         assert set(large(rows(stated))) == {found}
-    coarse = tracking.quantization_statements(
-        schedule, 1, TrackingRelease(clip_norm=1e-3), num_nodes=2, quantization_step=0.5, num_local_samples=[50, 50]
-    )
+    coarse = tracking.quantization_account(
+        schedule, TrackingRelease(clip_norm=1e-3), num_nodes=2, quantization_step=0.5, num_local_samples=[50, 50]
+    ).statements(1)
     assert large(rows(coarse)) == [one.dp_delta >= 0.01 for one in coarse]
 
 
@@ -154,15 +154,15 @@ def test_the_remarks_are_found_in_what_the_accountant_states():
     """Check real statements, as summary.json holds them: a bound that is assumed, a noise that is too small, and a
     number that is no bound."""
     paper = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=0.2259, assumed=True)
-    published, *others = [one._asdict() for one in statements(PRIVSGP_VR, [paper], 3120, dp_delta=1e-5)]
+    published, *others = [one._asdict() for one in account(PRIVSGP_VR, [paper], dp_delta=1e-5).statements(3120)]
     text = statement_text(json.loads(json.dumps(published)))
     assert text.startswith("ε = 3 published (replace one sample, δ = 1e-05") or text.startswith("ε = 3.00")
     release = TrackingRelease(clip_norm=1.0, gradient_at="state")
     schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
-    of_tracking = perturbed_state_statements(schedule, 4, release, num_nodes=2)[0]
+    of_tracking = perturbed_state_account(schedule, release, num_nodes=2).statements(4)[0]
     text += statement_text(of_tracking._asdict())
     plain = Release("mini_batch", "poisson", 4, 100, clip_norm=1.0, noise_std=0.5)
-    text += statement_text(statements(A_DP2_SGD, [plain] * 4, 10, dp_delta=1e-5)[0]._asdict())
+    text += statement_text(account(A_DP2_SGD, [plain] * 4, dp_delta=1e-5).statements(10)[0]._asdict())
     assert all(remark in text for remark in REMARKS.values())
     assert all(statement_text(one).startswith("no proven ε") for one in others)
 
@@ -173,10 +173,10 @@ def test_noise_without_a_clip_norm_says_that_it_protects_nothing():
     whole = clients.UpdateRelease("poisson", 0.1, clip_norm=None, noise_multiplier=2.0)
     schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
     stated = [
-        *statements(PRIVSGP, [plain], 10, dp_delta=1e-5),
-        *clients.statements([client], 10, 0, dp_delta=1e-5),
-        *clients.client_level_statements(whole, 10, num_clients=9, dp_delta=1e-5),
-        *perturbed_state_statements(schedule, 4, TrackingRelease(clip_norm=None), num_nodes=2),
+        *account(PRIVSGP, [plain], dp_delta=1e-5).statements(10),
+        *clients.account([client], dp_delta=1e-5).statements(10),
+        *clients.client_level_account(whole, num_clients=9, dp_delta=1e-5).statements(10),
+        *perturbed_state_account(schedule, TrackingRelease(clip_norm=None), num_nodes=2).statements(4),
     ]
     proven = [one._asdict() for one in stated if one.bound == "proven"]
     assert len(proven) == 6

@@ -1,13 +1,8 @@
 from jaxfl.privacy.clients.accounting import WITHOUT_NOISE as WITHOUT_NOISE
 from jaxfl.privacy.clients.accounting import ClientRelease as ClientRelease
-from jaxfl.privacy.clients.accounting import calibrate_noise_multiplier as calibrate_noise_multiplier
-from jaxfl.privacy.clients.accounting import epsilon as epsilon
-from jaxfl.privacy.clients.accounting import max_iterations as max_iterations
-from jaxfl.privacy.clients.accounting import statements as statements
+from jaxfl.privacy.clients.accounting import account as account
 from jaxfl.privacy.clients.client_level import UpdateRelease as UpdateRelease
-from jaxfl.privacy.clients.client_level import client_level_epsilon as client_level_epsilon
-from jaxfl.privacy.clients.client_level import client_level_statements as client_level_statements
-from jaxfl.privacy.clients.client_level import client_noise_multiplier as client_noise_multiplier
+from jaxfl.privacy.clients.client_level import client_level_account as client_level_account
 from jaxfl.privacy.clients.local_iterations import ORDERS as ORDERS
 from jaxfl.privacy.clients.local_iterations import local_iterations_epsilon as local_iterations_epsilon
 from jaxfl.privacy.clients.local_iterations import renyi_divergences as renyi_divergences

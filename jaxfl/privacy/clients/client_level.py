@@ -18,14 +18,14 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxfl.core import check
 from jaxfl.privacy import accountant as verbs
-from jaxfl.privacy.accountant import Bound, Family
+from jaxfl.privacy.accountant import Account, Bound, Claim, Family
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
-from jaxfl.privacy.statements import Statement, drawn
+from jaxfl.privacy.statements import drawn
 
 RELATION = "zero_out_client"
 _SETTING = (
@@ -45,120 +45,76 @@ class UpdateRelease(NamedTuple):
     noise_multiplier: float  # z, standard deviation of the noise on the sum, over S
 
 
-class Account(NamedTuple):
-    """Arguments that can be accounted for, as plain numbers."""
+class Spent(NamedTuple):
+    """Releases of a server in some rounds, as plain numbers."""
 
     release: UpdateRelease
     num_rounds: int
     dp_delta: float
 
 
-def client_level_epsilon(
-    num_rounds: int, *, participation_rate: float, noise_multiplier: float, dp_delta: float
-) -> float:
-    """Epsilon of every client after some rounds of Poisson participation; infinite without noise.
+def client_level_account(
+    releases: UpdateRelease | Sequence[UpdateRelease], *, dp_delta: float, num_clients: int
+) -> Account:
+    """Account for whole clients: one proven bound, zero_out_client.
 
     Args:
-        num_rounds: K, at least 0.
-        participation_rate: q, in (0, 1].
-        noise_multiplier: z, at least 0.
+        releases: of every round.
         dp_delta: in (0, 1).
-
-    Returns:
-        dp_epsilon, neighboring relation "zero_out_client".
-
-    Raises:
-        ArgumentError: a number outside its range.
-
-    Guarantees:
-        - it is an upper bound within 0.1 % of dp-accounting's.
-        - at participation rate 1 it is that of the Gaussian mechanism.
-
-    Examples:
-        >>> round(client_level_epsilon(1000, participation_rate=0.01, noise_multiplier=1.0, dp_delta=1e-5), 2)
-        1.83
-    """
-    account = _account(UpdateRelease("poisson", participation_rate, 1.0, noise_multiplier), num_rounds, dp_delta)
-    return verbs.epsilon(_CLIENTS, account, "proven", RELATION)
-
-
-def client_noise_multiplier(
-    target_epsilon: float, num_rounds: int, *, participation_rate: float, dp_delta: float
-) -> float:
-    """Smallest noise multiplier that meets a budget, to 0.1 %; 0 for 0 rounds.
-
-    Args:
-        target_epsilon: positive.
-        num_rounds, participation_rate, dp_delta: as for `client_level_epsilon`.
-
-    Raises:
-        ArgumentError: a number outside its range.
-
-    Guarantees:
-        - never overspends, and 0.1 % less noise does.
-
-    Examples:
-        >>> round(client_noise_multiplier(2.0, 1000, participation_rate=0.01, dp_delta=1e-5), 2)
-        0.96
-    """
-    target_epsilon = verbs.positive(target_epsilon=target_epsilon)
-    account = _account(UpdateRelease("poisson", participation_rate, 1.0, 1.0), num_rounds, dp_delta)
-    if num_rounds == 0:
-        return 0.0
-
-    def epsilon_of(noise: float) -> float:
-        noisy = account._replace(release=account.release._replace(noise_multiplier=noise))
-        return verbs.epsilon(_CLIENTS, noisy, "proven", RELATION)
-
-    guess = verbs.noise_guess(participation_rate, num_rounds, account.dp_delta, target_epsilon)
-    return verbs.calibrate([epsilon_of], target_epsilon, [guess])
-
-
-def client_level_statements(
-    release: UpdateRelease, num_rounds: int, *, num_clients: int, dp_delta: float
-) -> list[Statement]:
-    """List the privacy statements on whole clients: one proven statement, or the reason why there is none.
-
-    Args:
-        release: of every round.
-        num_rounds: rounds that really ran, at least 0.
         num_clients: of the run.
-        dp_delta: in (0, 1).
 
     Raises:
         ArgumentError: a number outside its range, or an unknown sampler.
 
     Guarantees:
+        - epsilon is an upper bound within 0.1 % of dp-accounting's.
+        - at participation rate 1 it is that of the Gaussian mechanism.
         - where nothing is clipped, no noise is added or a fixed number of clients takes part there is a reason and no
           epsilon.
 
     Examples:
         >>> release = UpdateRelease("poisson", 0.01, clip_norm=1.0, noise_multiplier=1.0)
-        >>> (stated,) = client_level_statements(release, 1000, num_clients=5000, dp_delta=1e-5)
-        >>> stated.neighboring_relation, round(stated.dp_epsilon, 2)
-        ('zero_out_client', 1.83)
+        >>> account = client_level_account(release, dp_delta=1e-5, num_clients=5000)
+        >>> round(account.epsilon(1000), 2), round(account.calibrate(1000, 2.0), 2)
+        (1.83, 0.96)
     """
     check.at_least(1, num_clients=num_clients)
-    return verbs.statements(_CLIENTS, [_account(release, num_rounds, dp_delta)], [("proven", RELATION)], num_clients)
+    dp_delta = verbs.number(dp_delta=dp_delta)
+    check.open_unit(dp_delta=dp_delta)
+    plans = dict.fromkeys(Spent(_checked(release), 0, dp_delta) for release in verbs.plain(releases))
+    return Account(_CLIENTS, (Claim("proven", RELATION, tuple(plans)),), num_clients)
 
 
-def _account(release: UpdateRelease, num_rounds: int, dp_delta: Any) -> Account:
-    """Refuse what cannot be accounted for."""
+def _checked(release: UpdateRelease) -> UpdateRelease:
+    """Refuse a release that cannot be accounted for."""
     check.one_of(("poisson", "fixed"), sampler=release.sampler)
-    check.at_least(0, num_rounds=num_rounds)
     clip_norm = None if release.clip_norm is None else verbs.positive(clip_norm=release.clip_norm)
     rate = verbs.positive(participation_rate=release.participation_rate)
     check.probability(participation_rate=rate)
-    noise, dp_delta = verbs.number(noise_multiplier=release.noise_multiplier), verbs.number(dp_delta=dp_delta)
+    noise = verbs.number(noise_multiplier=release.noise_multiplier)
     check.non_negative(noise_multiplier=noise)
-    check.open_unit(dp_delta=dp_delta)
-    return Account(UpdateRelease(release.sampler, rate, clip_norm, noise), num_rounds, dp_delta)
+    return UpdateRelease(release.sampler, rate, clip_norm, noise)
 
 
-def _reason(account: Account, _bound: str) -> str | None:
+def _spent(plan: Spent, num_rounds: int, factor: float) -> Spent:
+    """The server after some rounds, with a factor on its noise."""
+    release = plan.release._replace(noise_multiplier=factor * plan.release.noise_multiplier)
+    return plan._replace(release=release, num_rounds=num_rounds)
+
+
+def _search(
+    spent: Callable[[float], Spent], bound: str, relation: str, target_epsilon: float
+) -> tuple[Callable[[float], float], float]:
+    """(factor -> epsilon, a guess of the factor that meets the target)."""
+    release, num_rounds, dp_delta = spent(1.0)
+    guess = verbs.noise_guess(release.participation_rate, num_rounds, dp_delta, target_epsilon)
+    return lambda factor: _CLIENTS.epsilon(spent(factor), bound, relation), guess / release.noise_multiplier
+
+
+def _reason(spent: Spent, _bound: str) -> str | None:
     """Why there is no epsilon, or None."""
-    release = account.release
-    if account.num_rounds == 0:
+    release = spent.release
+    if spent.num_rounds == 0:
         return None
     if release.clip_norm is None:
         return "Updates are not clipped, so one client can change a sum by any amount, and noise protects nothing."
@@ -172,26 +128,24 @@ def _reason(account: Account, _bound: str) -> str | None:
     return None
 
 
-def _cost(account: Account, _bound: str, _relation: str) -> Bound:
+def _cost(spent: Spent, _bound: str, _relation: str) -> Bound:
     """The epsilon of every client; `_reason` is None."""
-    if account.num_rounds == 0:
+    if spent.num_rounds == 0:
         return verbs.NOTHING
-    rounds = SampledReleases(account.release.participation_rate, account.release.noise_multiplier, account.num_rounds)
+    rounds = SampledReleases(spent.release.participation_rate, spent.release.noise_multiplier, spent.num_rounds)
     return Bound(
-        sampled_epsilon([rounds], account.dp_delta)[0], "privacy loss distribution of rounds with Poisson participation"
+        sampled_epsilon([rounds], spent.dp_delta)[0], "privacy loss distribution of rounds with Poisson participation"
     )
 
 
-def _words(
-    _accounts: Sequence[Account], account: Account, _bound: str, _relation: str, _found: Bound
-) -> dict[str, Any]:
+def _words(_all: Sequence[Spent], spent: Spent, _bound: str, _relation: str, _epsilon: Bound) -> dict[str, Any]:
     """Arguments of `statement`; every client has the same epsilon."""
-    norm = account.release.clip_norm
+    norm = spent.release.clip_norm
     clipped = None if norm is None else f"every client's whole update is clipped to the L2 norm {norm:g}"
-    release = account.release
+    release = spent.release
     each = drawn("clients", release.sampler, release.participation_rate, release.noise_multiplier)
-    mechanism = f"{account.num_rounds} rounds, {each}"
+    mechanism = f"{spent.num_rounds} rounds, {each}"
     return {"gradients": clipped, "setting": _SETTING, "node_epsilons": (), "mechanism": mechanism}
 
 
-_CLIENTS = Family(_reason, _cost, _words, lambda account: 1)
+_CLIENTS = Family(_spent, _reason, _cost, _words, lambda spent: 1, _search)

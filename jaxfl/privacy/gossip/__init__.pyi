@@ -1,10 +1,7 @@
 from jaxfl.privacy.gossip.accountant import C2_OF_THE_PAPER as C2_OF_THE_PAPER
 from jaxfl.privacy.gossip.accountant import Accountant as Accountant
 from jaxfl.privacy.gossip.accountant import Published as Published
-from jaxfl.privacy.gossip.accounting import calibrate_noise_std as calibrate_noise_std
-from jaxfl.privacy.gossip.accounting import epsilon as epsilon
-from jaxfl.privacy.gossip.accounting import max_rounds as max_rounds
-from jaxfl.privacy.gossip.accounting import statements as statements
+from jaxfl.privacy.gossip.accounting import account as account
 from jaxfl.privacy.gossip.compared import A_DP2_SGD as A_DP2_SGD
 from jaxfl.privacy.gossip.compared import D_PSGD as D_PSGD
 from jaxfl.privacy.gossip.compared import DP2_SGD as DP2_SGD

@@ -1,4 +1,4 @@
-"""Properties that distinguish the accounting of one algorithm, and one account for it: checked, plain numbers."""
+"""Properties that distinguish the accounting of one algorithm, and what one node has spent: checked, plain numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class Published(NamedTuple):
         relation: release -> the neighboring relation.
         notes: (release, num_rounds, dp_delta, epsilon or None) -> assumptions of this epsilon that others do not make.
         reason: release -> why nothing is published for it, or None.
-        inverse: epsilon is inversely proportional to noise_std.
         bound_name: "published"; "reconstructed" where the paper's formula could not be had and is our reading of it.
     """
 
@@ -30,7 +29,6 @@ class Published(NamedTuple):
     relation: Callable[[Release], str]
     notes: Callable[[Release, int, float, float | None], tuple[str, ...]]
     reason: Callable[[Release], str | None]
-    inverse: bool = False
     bound_name: str = "published"
 
 
@@ -58,8 +56,8 @@ class Accountant(NamedTuple):
         return self.published.bound_name if bound == "published" and isinstance(self.published, Published) else bound
 
 
-class Account(NamedTuple):
-    """Arguments that can be accounted for, as plain numbers."""
+class Spent(NamedTuple):
+    """Releases of a node in some rounds, as plain numbers."""
 
     accountant: Accountant
     release: Release
@@ -69,18 +67,8 @@ class Account(NamedTuple):
     num_nodes: int
 
 
-def checked(
-    accountant: Accountant,
-    release: Release,
-    num_rounds: int,
-    dp_delta: Any,
-    c2: Any,
-    num_nodes: int | None,
-    bound: str = "proven",
-) -> Account:
-    """Refuse what cannot be accounted for."""
-    check.one_of(("published", "proven"), bound=bound)
-    check.at_least(0, num_rounds=num_rounds)
+def checked(accountant: Accountant, release: Release, dp_delta: Any, c2: Any, num_nodes: int | None) -> Spent:
+    """Refuse what cannot be accounted for; nothing is spent yet."""
     if not isinstance(accountant, Accountant):
         remedy = "Pass jaxfl.privacy.PRIVSGP_VR, say."
         raise ArgumentError("accountant", "must be an Accountant", f"got {accountant!r}", remedy)
@@ -108,4 +96,4 @@ def checked(
         found = f"got {release.entry_size} with mini_batch"
         raise ArgumentError("entry_size", "must be 1 without a table", found, "Count batch_size in samples.")
     release = release._replace(clip_norm=clip_norm, noise_std=noise_std)
-    return Account(accountant, release, num_rounds, dp_delta, positive(c2=c2), num_nodes)
+    return Spent(accountant, release, 0, dp_delta, positive(c2=c2), num_nodes)

@@ -129,6 +129,6 @@ PRIVSGP = Accountant(
 PRIVSGP_VR = Accountant(
     label="PrivSGP-VR",
     # The algorithm draws a fixed number of samples, hence the relation.
-    published=Published(_bound, lambda release: "replace_one", _notes, lambda release: None, inverse=True),
+    published=Published(_bound, lambda release: "replace_one", _notes, lambda release: None),
     estimator="saga",
 )

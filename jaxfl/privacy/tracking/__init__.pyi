@@ -8,7 +8,6 @@ from jaxfl.privacy.tracking.perturbed_states import quantization_deltas as quant
 from jaxfl.privacy.tracking.perturbed_states import states_only as states_only
 from jaxfl.privacy.tracking.runs import NO_BOUND as NO_BOUND
 from jaxfl.privacy.tracking.runs import TrackingRelease as TrackingRelease
-from jaxfl.privacy.tracking.runs import least_noise as least_noise
 from jaxfl.privacy.tracking.schedules import SCHEMES as SCHEMES
 from jaxfl.privacy.tracking.schedules import TrackingSchedule as TrackingSchedule
 from jaxfl.privacy.tracking.schedules import exponential_schedule as exponential_schedule
@@ -24,7 +23,7 @@ from jaxfl.privacy.tracking.sensitivities import participation_epsilon as partic
 from jaxfl.privacy.tracking.sensitivities import proven_sensitivities as proven_sensitivities
 from jaxfl.privacy.tracking.sensitivities import published_sensitivities as published_sensitivities
 from jaxfl.privacy.tracking.sensitivities import shifted_epsilon as shifted_epsilon
-from jaxfl.privacy.tracking.statements import gradient_tracking_statements as gradient_tracking_statements
-from jaxfl.privacy.tracking.statements import output_perturbation_statements as output_perturbation_statements
-from jaxfl.privacy.tracking.statements import perturbed_state_statements as perturbed_state_statements
-from jaxfl.privacy.tracking.statements import quantization_statements as quantization_statements
+from jaxfl.privacy.tracking.statements import gradient_tracking_account as gradient_tracking_account
+from jaxfl.privacy.tracking.statements import output_perturbation_account as output_perturbation_account
+from jaxfl.privacy.tracking.statements import perturbed_state_account as perturbed_state_account
+from jaxfl.privacy.tracking.statements import quantization_account as quantization_account

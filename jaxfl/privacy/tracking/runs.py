@@ -12,17 +12,15 @@ search for the least noise computes them once.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import accountant as verbs
-from jaxfl.privacy.accountant import NOTHING, Bound, Family
-from jaxfl.privacy.statements import ASSUMED, Statement, is_unbounded
+from jaxfl.privacy.accountant import NOTHING, Account, Bound, Claim, Family
+from jaxfl.privacy.statements import ASSUMED, is_unbounded
 from jaxfl.privacy.tracking.schedules import TrackingSchedule
 
 # Words of the assumption of a published epsilon that is no bound.
@@ -45,7 +43,6 @@ _SETTING = (
 )
 _MECHANISM = "the cited papers' own accounting was not at hand: this is Lemma 3's argument for their mechanism"
 _NOISES = ("state_noise_scale", "tracker_noise_scale")
-_Arguments = ParamSpec("_Arguments")
 Cost = Callable[[float], Bound]  # a factor on all noise, above 0 -> what the run costs with it
 
 
@@ -72,77 +69,28 @@ class Run(NamedTuple):
     num_samples: float = 0  # of an agent, on average; 0: unknown
 
 
-def stated(runs: Callable[_Arguments, list[Run]]) -> Callable[_Arguments, list[Statement]]:
-    """Decorate a function that makes runs: the result returns the privacy statements on all their bounds."""
+class Plan(NamedTuple):
+    """Runs of a method, of which one is accounted for."""
 
-    @functools.wraps(runs)
-    def statements(*args: _Arguments.args, **settings: _Arguments.kwargs) -> list[Statement]:
-        made = [(run, [(bound, "replace_one") for bound in run.costs]) for run in runs(*args, **settings)]
-        return [one for run, claims in made for one in verbs.statements(TRACKING, [run], claims, run.num_nodes)]
-
-    return statements
+    runs: Callable[[int, float], list[Run]]  # (num_rounds, factor on all noise) -> runs
+    which: int
 
 
-def least_noise(
-    statements: Callable[..., list[Statement]],
-    bound: str,
-    schedule: TrackingSchedule,
-    num_rounds: int,
-    release: TrackingRelease,
-    *,
-    target_epsilon: float,
-    **settings: Any,
-) -> float:
-    """Least factor on all noise of a schedule with which a run meets a budget.
+def account_of(runs: Callable[[TrackingSchedule, int], list[Run]], schedule: TrackingSchedule) -> Account:
+    """Account for a method that sends what a schedule says.
 
     Args:
-        statements: `gradient_tracking_statements`, `perturbed_state_statements` or `output_perturbation_statements`.
-        bound: "proven", or "published", which stands for the reconstructed one where a paper's own could not be had. Of
-            two proven statements the last one counts, at a delta above 0.
-        schedule, num_rounds, release, settings: arguments of `statements`, with noise of any size.
-        target_epsilon: above 0, of the worst agent.
-
-    Returns:
-        The factor, above 0.
-
-    Raises:
-        ArgumentError: as of `statements`, or a bound that does not exist for the run.
-
-    Guarantees:
-        - never overspends: with the factor on the schedule's noise the statement is at most the target.
-        - tight: 0.2 % less noise overspends.
-
-    Examples:
-        >>> from jaxfl.privacy.tracking import perturbed_state_statements, polynomial_schedule
-        >>> schedule = polynomial_schedule(200, state_noise_exponent=0.1, tracker_noise_exponent=0.1)
-        >>> run = (perturbed_state_statements, "proven", schedule, 200, TrackingRelease(clip_norm=0.5))
-        >>> print(round(least_noise(*run, target_epsilon=8.0, num_nodes=5), 2))
-        20.76
+        runs: (schedule, num_rounds) -> runs whose costs are the method's claims.
+        schedule: of the whole run.
     """
-    check.one_of(("proven", "published"), bound=bound)
-    check.positive(target_epsilon=target_epsilon)
-    check.at_least(1, num_rounds=num_rounds)
 
-    def chosen(factor: float) -> tuple[Run, str]:
+    def scaled(num_rounds: int, factor: float) -> list[Run]:
         noise = {name: factor * np.asarray(getattr(schedule, name)) for name in _NOISES}
-        runs = inspect.unwrap(statements)(schedule._replace(**noise), num_rounds, release, **settings)
-        return [(run, name) for run in runs for name in run.costs if (name == "proven") == (bound == "proven")][-1]
+        return runs(schedule._replace(**noise), num_rounds)
 
-    def epsilon_of(factor: float) -> float:
-        return float(np.max(cost(factor).dp_epsilon))
-
-    run, name = chosen(1.0)
-    reason = _reason(run, name)
-    if reason is not None or release.clip_norm is None:
-        remedy = "Take another bound, distribution or point of gradients, or leave the budget out."
-        raise ArgumentError("bound", f"must exist where a budget is {name}", str(reason), remedy)
-    cost = run.costs[name](2 * release.clip_norm)
-    guess = min(max(epsilon_of(1.0) / target_epsilon, 1e-12), 1e12)  # right for Laplace noise whose costs add up
-    factor = verbs.calibrate([epsilon_of], target_epsilon, [guess])
-    # A search over positive definite matrices (`joint_bound`) may end elsewhere at other noise.
-    while verbs.epsilon(TRACKING, *chosen(factor), "replace_one") > target_epsilon:
-        factor *= 1 + 2e-4
-    return factor * (1 + 1e-9)  # what multiplying in another order rounds away
+    start = scaled(0, 1.0)
+    plans = [(bound, (Plan(scaled, index),)) for index, run in enumerate(start) for bound in run.costs]
+    return Account(TRACKING, tuple(Claim(bound, "replace_one", plan) for bound, plan in plans), start[0].num_nodes)
 
 
 def checked(
@@ -188,6 +136,25 @@ def required_delta(dp_delta: float | None) -> float:
         requirement = "must be given for Gaussian noise and for num_local_samples"
         raise ArgumentError("dp_delta", requirement, "got None", "Pass one, 1e-5 say.")
     return dp_delta
+
+
+def _spent(plan: Plan, num_rounds: int, factor: float) -> Run:
+    """The run after some rounds, with a factor on its noise."""
+    return plan.runs(num_rounds, factor)[plan.which]
+
+
+def _search(
+    spent: Callable[[float], Run], bound: str, _relation: str, target_epsilon: float
+) -> tuple[Callable[[float], float], float]:
+    """(factor -> epsilon, a guess that is right for Laplace noise whose costs add up)."""
+    run = spent(1.0)
+    assert run.release.clip_norm is not None
+    cost = run.costs[bound](2 * run.release.clip_norm)
+
+    def epsilon_of(factor: float) -> float:
+        return float(np.max(cost(factor).dp_epsilon))
+
+    return epsilon_of, min(max(epsilon_of(1.0) / target_epsilon, 1e-12), 1e12)
 
 
 def _reason(run: Run, bound: str) -> str | None:
@@ -244,4 +211,4 @@ def _bound_on_gradients(release: TrackingRelease) -> str:
     return f"per-sample gradients {how}"
 
 
-TRACKING = Family(_reason, _cost, _words, lambda run: run.num_samples)
+TRACKING = Family(_spent, _reason, _cost, _words, lambda run: run.num_samples, _search)

@@ -1,4 +1,4 @@
-"""Statements about runs of gradient tracking, and of the methods that it is compared with.
+"""Accounts of runs of gradient tracking, and of the methods that it is compared with.
 
 `runs` says what has been sent. The proofs are in `sensitivities` and `perturbed_states`. The neighboring relation is
 "replace_one" throughout: the gradients of the changed sample, each of norm at most `clip_norm`, differ by at most C = 2
@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.privacy.accountant import Bound
+from jaxfl.privacy.accountant import Account, Bound
 from jaxfl.privacy.tracking.joint_bound import joint_shift
 from jaxfl.privacy.tracking.laplace_at_delta import counted_note, smallest_at_delta
 from jaxfl.privacy.tracking.perturbed_states import (
@@ -23,7 +24,7 @@ from jaxfl.privacy.tracking.perturbed_states import (
     quantization_deltas,
     states_only,
 )
-from jaxfl.privacy.tracking.runs import Cost, Run, TrackingRelease, checked, required_delta, stated
+from jaxfl.privacy.tracking.runs import Cost, Run, TrackingRelease, account_of, checked, required_delta
 from jaxfl.privacy.tracking.schedules import TrackingSchedule
 from jaxfl.privacy.tracking.sensitivities import (
     Sensitivities,
@@ -38,45 +39,45 @@ from jaxfl.privacy.tracking.sensitivities import (
 _GIVEN = "sums of impulse responses, given everything broadcast"
 
 
-@stated
-def gradient_tracking_statements(
+def gradient_tracking_account(
     schedule: TrackingSchedule,
-    num_rounds: int,
     release: TrackingRelease,
     *,
     state_in_weights: np.ndarray,
     tracker_out_weights: np.ndarray,
     dp_delta: float | None = None,
     num_local_samples: Sequence[int] | None = None,
-) -> list[Run]:
-    """List the privacy statements on a run of gradient tracking: the published one, then the proven ones.
+) -> Account:
+    """Account for a run of gradient tracking: the published bound, then the proven ones.
 
     Args:
         schedule: of the whole run, k = 0, ..., K.
-        num_rounds: rounds that really ran, at most K + 1.
         release: the clipping and noise that the algorithm was given.
         state_in_weights, tracker_out_weights: (n,), sum_j R_ij and sum_j C_ji of every agent.
-        dp_delta: in (0, 1), for Gaussian noise. With Laplace noise, whose delta is 0, it adds a proven statement at
-            this delta: the smallest of all that hold.
-        num_local_samples: D of every agent, at least m_K; needs a dp_delta. With Laplace noise the added statement then
+        dp_delta: in (0, 1), for Gaussian noise. With Laplace noise, whose delta is 0, it adds a proven claim at this
+            delta: the smallest of all that hold.
+        num_local_samples: D of every agent, at least m_K; needs a dp_delta. With Laplace noise the added claim then
             counts the iterations in which a sample takes part.
+
+    Returns:
+        An account of at most K + 1 rounds, with one factor on the noise of all agents and iterations.
 
     Raises:
         ArgumentError: an argument out of range, or no dp_delta where it is needed.
 
     Guarantees:
-        - dp_epsilon is that of the worst agent, of what has left it in the rounds that ran.
-        - where nothing is clipped or some noise is absent there is a reason and no epsilon; nothing is proven for
-          bounds that are assumed, or for gradients taken at an agent's own state.
-        - nothing is spent in 0 rounds.
+        - what has left an agent in the rounds that ran counts.
+        - where nothing is clipped or some noise is absent there is no epsilon; nothing is proven for bounds that are
+          assumed, or for gradients taken at an agent's own state.
 
     Examples:
         >>> from jaxfl.privacy.tracking import polynomial_schedule
         >>> schedule = polynomial_schedule(2000, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
         >>> options = {"state_in_weights": np.ones(5), "tracker_out_weights": np.ones(5)}
         >>> options |= {"dp_delta": 1e-5, "num_local_samples": [12_000] * 5}
-        >>> for found in gradient_tracking_statements(schedule, 2000, TrackingRelease(clip_norm=0.5), **options):
-        ...     print(found.bound, found.dp_delta, round(found.dp_epsilon, 1))
+        >>> account = gradient_tracking_account(schedule, TrackingRelease(clip_norm=0.5), **options)
+        >>> for one in account.statements(2000):
+        ...     print(one.bound, one.dp_delta, round(one.dp_epsilon, 1))
         published 0.0 15418.6
         proven 0.0 70.4
         proven 1e-05 0.2
@@ -85,56 +86,58 @@ def gradient_tracking_statements(
     if received.ndim != 1 or not received.size or received.shape != sent.shape:
         found, remedy = f"got shapes {received.shape} and {sent.shape}", "Pass R.sum(axis=1) and C.sum(axis=0)."
         raise ArgumentError("state_in_weights", "must hold one number per agent, as tracker_out_weights", found, remedy)
-    run = checked(schedule, num_rounds, release, len(received), dp_delta, num_local_samples=num_local_samples)
+    delta, sizes = dp_delta, None if num_local_samples is None else np.asarray(num_local_samples)
+    is_counted = release.distribution == "laplace" and not (dp_delta is None and sizes is None)
+    if is_counted:
+        delta = required_delta(dp_delta)
+    if is_counted and sizes is not None:
+        check.per_node(len(received), num_local_samples=num_local_samples)
+        check.at_least(schedule.num_samples, num_local_samples=sizes.min())
 
     def agents(change: float) -> TrackingAgent:
         return TrackingAgent(gradient_l1_change=change, state_in_weight=received, tracker_out_weight=sent)
 
-    def jointly(change: float) -> Cost:
-        how = "Gaussian mechanisms, all broadcasts bounded together by their Gram matrix"
-        return _gaussian(joint_shift(run.sent, agents(change)), run.dp_delta, f"{_GIVEN}; {how}")
+    def runs(schedule: TrackingSchedule, num_rounds: int) -> list[Run]:
+        run = checked(schedule, num_rounds, release, len(received), dp_delta, num_local_samples=num_local_samples)
 
-    published = _noise(
-        run, lambda change: published_sensitivities(run.sent, agents(change)), "Lemmas 3 and 4 of the paper"
-    )
-    singly = _noise(run, lambda change: proven_sensitivities(run.sent, agents(change)), _GIVEN)
-    costs = {"published": published, "proven": jointly if release.distribution == "gaussian" else singly}
-    if release.distribution != "laplace" or (dp_delta is None and num_local_samples is None):
-        return [run._replace(costs=costs)]
-    delta, sizes = required_delta(dp_delta), None if num_local_samples is None else np.asarray(num_local_samples)
-    if sizes is not None:
-        check.per_node(len(received), num_local_samples=num_local_samples)
-        check.at_least(schedule.num_samples, num_local_samples=sizes.min())
+        def jointly(change: float) -> Cost:
+            how = "Gaussian mechanisms, all broadcasts bounded together by their Gram matrix"
+            return _gaussian(joint_shift(run.sent, agents(change)), run.dp_delta, f"{_GIVEN}; {how}")
 
-    def at_delta(change: float) -> Cost:
-        best = smallest_at_delta(run.sent, agents(change), dp_delta=delta, num_local_samples=sizes)
+        def at_delta(change: float) -> Cost:
+            best = smallest_at_delta(run.sent, agents(change), dp_delta=required_delta(delta), num_local_samples=sizes)
 
-        def cost(factor: float) -> Bound:
-            found = best(factor)
-            return found._replace(accountant=f"{_GIVEN}; {found.accountant}")
+            def cost(factor: float) -> Bound:
+                least = best(factor)
+                return least._replace(accountant=f"{_GIVEN}; {least.accountant}")
 
-        return cost
+            return cost
 
-    notes = () if sizes is None else (counted_note(delta),)
-    at_a_delta = run._replace(dp_delta=delta, costs={"proven": at_delta}, notes=notes)
-    return [run._replace(costs=costs), at_a_delta]
+        published = _noise(
+            run, lambda change: published_sensitivities(run.sent, agents(change)), "Lemmas 3 and 4 of the paper"
+        )
+        singly = _noise(run, lambda change: proven_sensitivities(run.sent, agents(change)), _GIVEN)
+        costs = {"published": published, "proven": jointly if release.distribution == "gaussian" else singly}
+        if not is_counted:
+            return [run._replace(costs=costs)]
+        counted = {"dp_delta": delta, "notes": () if sizes is None else (counted_note(required_delta(delta)),)}
+        return [run._replace(costs=costs), run._replace(costs={"proven": at_delta}, **counted)]
+
+    return account_of(runs, schedule)
 
 
-@stated
-def perturbed_state_statements(
+def perturbed_state_account(
     schedule: TrackingSchedule,
-    num_rounds: int,
     release: TrackingRelease,
     *,
     num_nodes: int,
     dp_delta: float | None = None,
     num_local_samples: Sequence[int] | None = None,
-) -> list[Run]:
-    """List the privacy statements on perturbed states, quantized afterwards or not: reconstructed, then proven.
+) -> Account:
+    """Account for perturbed states, quantized afterwards or not: reconstructed, then proven.
 
     Args:
         schedule: of the whole run, k = 0, ..., K; what it says of trackers does not count.
-        num_rounds: rounds that really ran, at most K + 1.
         release: the clipping and noise that the algorithm was given.
         num_nodes: n; the weights of each agent sum to 1.
         dp_delta: in (0, 1), for Gaussian noise.
@@ -144,30 +147,26 @@ def perturbed_state_statements(
         ArgumentError: an argument out of range, or no dp_delta where it is needed.
 
     Guarantees:
-        - as for `gradient_tracking_statements`.
+        - as for `gradient_tracking_account`.
     """
-    run = checked(states_only(schedule), num_rounds, release, num_nodes, dp_delta, num_local_samples=num_local_samples)
+    how = ("sums of norms", "sum of the impulse response, given everything broadcast")
     return _of_states(
-        run,
-        lambda change: perturbed_state_sensitivities(run.sent, change),
-        ("sums of norms", "sum of the impulse response, given everything broadcast"),
+        schedule, perturbed_state_sensitivities, how, release, num_nodes, dp_delta, num_local_samples=num_local_samples
     )
 
 
-@stated
-def output_perturbation_statements(
+def output_perturbation_account(
     schedule: TrackingSchedule,
-    num_rounds: int,
     release: TrackingRelease,
     *,
     num_nodes: int,
     dp_delta: float | None = None,
     num_local_samples: Sequence[int] | None = None,
-) -> list[Run]:
-    """List the privacy statements on perturbed outputs: reconstructed, then proven, with the same sensitivities.
+) -> Account:
+    """Account for perturbed outputs: reconstructed, then proven, with the same sensitivities.
 
     Args:
-        schedule, num_rounds, num_nodes, dp_delta, num_local_samples: as for `perturbed_state_statements`.
+        schedule, num_nodes, dp_delta, num_local_samples: as for `perturbed_state_account`.
         release: the clipping and noise that the algorithm was given. Its `gradient_at` does not matter: an observer
             knows the agent's own state.
 
@@ -175,28 +174,26 @@ def output_perturbation_statements(
         ArgumentError: an argument out of range, or no dp_delta where it is needed.
 
     Guarantees:
-        - as for `gradient_tracking_statements`.
+        - as for `gradient_tracking_account`.
     """
-    settings = {"output": True, "num_local_samples": num_local_samples}
-    run = checked(states_only(schedule), num_rounds, release, num_nodes, dp_delta, **settings)
-    accountant = "one gradient a broadcast"
-    return _of_states(run, lambda change: output_sensitivities(run.sent, change), (accountant, accountant))
+    settings: dict[str, Any] = {"output": True, "num_local_samples": num_local_samples}
+    return _of_states(
+        schedule, output_sensitivities, ("one gradient a broadcast",) * 2, release, num_nodes, dp_delta, **settings
+    )
 
 
-@stated
-def quantization_statements(
+def quantization_account(
     schedule: TrackingSchedule,
-    num_rounds: int,
     release: TrackingRelease,
     *,
     num_nodes: int,
     quantization_step: float,
     num_local_samples: Sequence[int] | None = None,
-) -> list[Run]:
-    """List the statements on states that quantization alone protects: (0, delta), reconstructed, then proven.
+) -> Account:
+    """Account for states that only quantization protects: (0, delta), reconstructed, then proven.
 
     Args:
-        schedule, num_rounds, num_nodes, num_local_samples: as for `perturbed_state_statements`; noise does not count.
+        schedule, num_nodes, num_local_samples: as for `perturbed_state_account`; noise does not count.
         release: the clipping that the algorithm was given; gradients are clipped in L1 norm, as for Laplace noise.
         quantization_step: distance of neighboring grid points, or the threshold of a ternary quantizer.
 
@@ -206,40 +203,53 @@ def quantization_statements(
     Guarantees:
         - the reconstructed delta adds up the deltas of all broadcasts; the proven one couples them and is never larger.
         - at delta 1 there is a reason, which says when it is reached, and no epsilon.
-        - nothing is spent in 0 rounds.
     """
     if release.distribution != "laplace":
         remedy = "Clip in L1 norm."
         raise ArgumentError("distribution", "must be laplace: L1 norms count", f"got {release.distribution}", remedy)
-    check.at_least(0, num_rounds=num_rounds)
-    unlimited = states_only(schedule._replace(state_noise_scale=np.ones(num_rounds + 1)))
-    run = checked(unlimited, num_rounds, release, num_nodes, None, num_local_samples=num_local_samples)
 
-    def cost(composition: str, how: str) -> Callable[[float], Cost]:
-        def of(change: float) -> Cost:
-            sensitivities = perturbed_state_sensitivities(run.sent, change)
-            deltas = quantization_deltas(sensitivities, quantization_step=quantization_step)
-            curve = cumulative_delta_curve(deltas, composition=composition)
-            accountant = f"total variation of unbiased rounding; deltas {how}"
-            if curve[-1] < 1:
-                return lambda factor: Bound(0.0, accountant, float(curve[-1]))
-            reason = f"delta reaches 1 with broadcast {exhausted_at(curve)}, so that nothing is guaranteed."
-            return lambda factor: Bound(np.inf, accountant, 1.0, reason=reason)
+    def runs(schedule: TrackingSchedule, num_rounds: int) -> list[Run]:
+        unlimited = states_only(schedule._replace(state_noise_scale=np.ones(num_rounds + 1)))
+        run = checked(unlimited, num_rounds, release, num_nodes, None, num_local_samples=num_local_samples)
 
-        return of
+        def cost(composition: str, how: str) -> Callable[[float], Cost]:
+            def of(change: float) -> Cost:
+                sensitivities = perturbed_state_sensitivities(run.sent, change)
+                deltas = quantization_deltas(sensitivities, quantization_step=quantization_step)
+                curve = cumulative_delta_curve(deltas, composition=composition)
+                accountant = f"total variation of unbiased rounding; deltas {how}"
+                if curve[-1] < 1:
+                    return lambda factor: Bound(0.0, accountant, float(curve[-1]))
+                reason = f"delta reaches 1 with broadcast {exhausted_at(curve)}, so that nothing is guaranteed."
+                return lambda factor: Bound(np.inf, accountant, 1.0, reason=reason)
 
-    costs = {"reconstructed": cost("sum", "added up"), "proven": cost("coupling", "composed by coupling")}
-    return [run._replace(dp_delta=1.0, costs=costs)]
+            return of
+
+        costs = {"reconstructed": cost("sum", "added up"), "proven": cost("coupling", "composed by coupling")}
+        return [run._replace(dp_delta=1.0, costs=costs)]
+
+    return account_of(runs, schedule)
 
 
-def _of_states(run: Run, sensitivities: Callable[[float], Sensitivities], accountants: tuple[str, str]) -> list[Run]:
-    """The reconstructed cost and the proven one on the same sensitivities."""
-    reconstructed, proven = accountants
-    costs = {
-        "reconstructed": _noise(run, sensitivities, reconstructed),
-        "proven": _noise(run, sensitivities, proven, dp_delta=run.dp_delta),
-    }
-    return [run._replace(costs=costs)]
+def _of_states(
+    schedule: TrackingSchedule,
+    sensitivities: Callable[[TrackingSchedule, float], Sensitivities],
+    accountants: tuple[str, ...],
+    *arguments: Any,
+    **settings: Any,
+) -> Account:
+    """Account by the reconstructed cost and the proven one, on the same sensitivities; the rest as for `checked`."""
+
+    def runs(schedule: TrackingSchedule, num_rounds: int) -> list[Run]:
+        run = checked(schedule, num_rounds, *arguments, **settings)
+        deltas = {"reconstructed": 0.0, "proven": run.dp_delta}
+        costs = {
+            name: _noise(run, lambda change: sensitivities(run.sent, change), how, dp_delta=deltas[name])
+            for name, how in zip(deltas, accountants, strict=True)
+        }
+        return [run._replace(costs=costs)]
+
+    return account_of(runs, states_only(schedule))
 
 
 def _noise(

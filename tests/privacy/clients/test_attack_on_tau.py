@@ -7,7 +7,7 @@ import pytest
 from problems import linear_task
 
 import jaxfl
-from jaxfl.privacy.clients import ClientRelease, statements
+from jaxfl.privacy.clients import ClientRelease, account
 
 FEATURES, SAMPLES, BATCH, CLIP, MULTIPLIER, STEP_SIZE = 800, 40, 10, 0.1, 5.0, 0.1
 RUNS = 100  # of each of two data sets
@@ -51,7 +51,7 @@ def right_guesses(constants):
 
 def stated(estimates, **more):
     release = ClientRelease("poisson", SAMPLES, BATCH, CLIP, MULTIPLIER, estimates=estimates, **more)
-    return statements([release], 20, 5, dp_delta=1e-5, budgeted=(20, 5))
+    return account([release], dp_delta=1e-5, num_estimates=5, budget=(20, 5)).statements(20)
 
 
 def test_models_of_estimates_without_noise_tell_one_sample_and_no_epsilon_is_stated():

@@ -2,7 +2,6 @@
 
 import re
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from dp_accounting import dp_event
@@ -13,13 +12,10 @@ from jaxfl.privacy.clients import (
     WITHOUT_NOISE,
     ClientRelease,
     SampledReleases,
-    calibrate_noise_multiplier,
-    epsilon,
+    account,
     local_iterations_epsilon,
-    max_iterations,
     renyi_divergences,
     sampled_epsilon,
-    statements,
 )
 from jaxfl.privacy.statements import rounded_up, statement_text
 
@@ -35,7 +31,7 @@ def test_the_published_epsilon_is_exactly_that_of_local_iterations_epsilon(relea
     rate = release.batch_size / release.num_samples
     settings = {"sampling_rate": rate, "noise_multiplier": release.noise_multiplier, "dp_delta": DELTA}
     expected = local_iterations_epsilon(num_iterations, **settings)
-    assert epsilon(release, num_iterations, bound="published", dp_delta=DELTA) == expected
+    assert account(release, dp_delta=DELTA).epsilon(num_iterations, "published") == expected
 
 
 def test_private_estimates_add_their_divergence_at_each_order():
@@ -45,25 +41,30 @@ def test_private_estimates_add_their_divergence_at_each_order():
         event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise))
         accountant.compose(dp_event.SelfComposedDpEvent(event, count))
     converted = np.asarray(accountant._rdp) - np.log(DELTA) / (np.arange(2, 65) - 1)
-    assert epsilon(PRIVATE, 300, 63, bound="published", dp_delta=DELTA) == pytest.approx(converted.min(), rel=1e-6)
+    assert account(PRIVATE, dp_delta=DELTA, num_estimates=63).epsilon(300, "published") == pytest.approx(
+        converted.min(), rel=1e-6
+    )
 
 
 @pytest.mark.parametrize("relation", ["zero_out", "replace_one"])
 def test_private_estimates_compose_with_iterations(relation):
     kinds = [SampledReleases(75 / 5000, 1.1, 317), SampledReleases(150 / 5000, 6.0, 63)]
     expected, _ = sampled_epsilon(kinds, DELTA, exchange=relation == "replace_one")
-    found = epsilon(PRIVATE, 317, 63, bound="proven", dp_delta=DELTA, neighboring_relation=relation)
+    found = account(PRIVATE, dp_delta=DELTA, num_estimates=63).epsilon(317, "proven", relation)
     assert found == expected
     alone = [sampled_epsilon([kind], DELTA, exchange=relation == "replace_one")[0] for kind in kinds]
     assert max(alone) < found < sum(alone)
 
 
 def test_where_delta_is_too_small_for_a_grid_renyi_dp_is_proven():
-    found = epsilon(PRIVATE, 317, 63, bound="proven", dp_delta=1e-14)
-    assert found == epsilon(PRIVATE, 317, 63, bound="published", dp_delta=1e-14)
-    proven = statements([PRIVATE], 317, 63, dp_delta=1e-14)[1]
+    found = account(PRIVATE, dp_delta=1e-14, num_estimates=63).epsilon(317)
+    assert found == account(PRIVATE, dp_delta=1e-14, num_estimates=63).epsilon(317, "published")
+    proven = account([PRIVATE], dp_delta=1e-14, num_estimates=63).statements(317)[1]
     assert proven.accountant == "Renyi DP of local iterations and estimates, integer orders 2 to 64"
-    assert "privacy loss distribution" in statements([PRIVATE], 317, 63, dp_delta=DELTA)[1].accountant
+    assert (
+        "privacy loss distribution"
+        in account([PRIVATE], dp_delta=DELTA, num_estimates=63).statements(317)[1].accountant
+    )
     divergences = renyi_divergences(sampling_rate=0.015, noise_multiplier=1.1) * 317
     assert found > (divergences - np.log(1e-14) / np.arange(1, 64)).min()
 
@@ -83,87 +84,52 @@ def test_no_client_spends_more_than_its_budget_and_one_more_iteration_overspends
     num_rounds, target = int(rng.integers(0, 30)), float(rng.uniform(0.3, 8))
     charged = num_rounds if estimates else 0
     relation = None if bound == "published" else str(rng.choice(["zero_out", "replace_one"]))
-    asked = {"dp_delta": DELTA, "neighboring_relation": relation}
-    most = max_iterations(releases, num_rounds, target, bound, limit=50_000, **asked)
+    most = account(releases, num_estimates=charged, dp_delta=DELTA).most_rounds(target, 50_000, bound, relation)
     assert most < 50_000
 
     def largest(num_iterations):
-        return max(epsilon(release, num_iterations, charged, bound=bound, **asked) for release in releases)
+        accounts = [account(release, num_estimates=charged, dp_delta=DELTA) for release in releases]
+        return max(one.epsilon(num_iterations, bound, relation) for one in accounts)
 
     assert most == 0 or largest(most) <= target
     assert largest(most + 1) > target
 
 
-def test_the_smallest_client_decides():
-    sizes = (400, 5000, 900)
-    releases = [CIFAR._replace(num_samples=size) for size in sizes]
-    alone = [max_iterations([release], 0, 4.0, "proven", dp_delta=DELTA, limit=10_000) for release in releases]
-    assert alone[0] < alone[2] < alone[1]
-    assert max_iterations(releases, 0, 4.0, "proven", dp_delta=DELTA, limit=10_000) == alone[0]
-    louder = [*releases, CIFAR._replace(num_samples=450, noise_multiplier=0.5)]
-    assert max_iterations(louder, 0, 4.0, "proven", dp_delta=DELTA, limit=10_000) < alone[0]
-
-
-@pytest.mark.parametrize("bound", ["published", "proven"])
-def test_the_limit_is_not_exceeded_and_what_does_not_fit_is_0(bound):
-    given = {"dp_delta": DELTA, "limit": 40}
-    assert max_iterations([CIFAR], 5, 2.0, bound, **given) == 40
-    assert max_iterations([CIFAR], 5, 2.0, bound, dp_delta=DELTA, limit=0) == 0
-    assert max_iterations([CIFAR], 5, 1e-4, bound, **given) == 0
-    costly = PRIVATE._replace(estimate_noise_multiplier=0.5)
-    assert max_iterations([costly], 60, 2.0, bound, **given) == 0
-    for release in (CIFAR._replace(clip_norm=None), CIFAR._replace(noise_multiplier=0.0)):
-        assert max_iterations([release], 5, 100.0, bound, **given) == 0
-
-
-def test_numbers_of_jax_are_those_of_python():
-    budget = {"bound": "proven", "dp_delta": DELTA}
-    numbers = {"clip_norm": jnp.float32(0.5), "noise_multiplier": jnp.float32(1.5)}
-    of_jax, of_python = (CIFAR._replace(**kind) for kind in (numbers, {"clip_norm": 0.5, "noise_multiplier": 1.5}))
-    most = [max_iterations([one] * 2, 0, 2.0, limit=500, **budget) for one in (of_jax, of_python)]
-    assert most[0] == most[1] > 0
-    noise = [calibrate_noise_multiplier([one], 9, target_epsilon=2.0, **budget) for one in (of_jax, of_python)]
-    assert noise[0] == noise[1]
-
-
 def test_estimates_that_alone_exceed_the_budget_are_named():
     loud = PRIVATE._replace(estimate_noise_multiplier=0.5)
     with pytest.raises(ArgumentError, match="estimate_noise_multiplier: must leave 60 estimates within 2"):
-        calibrate_noise_multiplier([loud], 9, 60, target_epsilon=2.0, bound="proven", dp_delta=DELTA)
+        account([loud], dp_delta=DELTA, num_estimates=60).calibrate(9, 2.0)
 
 
 def test_no_budget_pays_for_estimates_without_noise():
-    budget = {"dp_delta": DELTA, "limit": 10_000}
-    assert max_iterations([AS_PUBLISHED], 63, 2.0, "proven", **budget) == 0
-    assert 0 < max_iterations([PRIVATE], 63, 2.0, "proven", **budget) < 716
+    assert account([AS_PUBLISHED], num_estimates=63, dp_delta=DELTA).most_rounds(2.0, 10_000) == 0
+    assert 0 < account([PRIVATE], num_estimates=63, dp_delta=DELTA).most_rounds(2.0, 10_000) < 716
 
 
 class TestStatements:
     def test_dp_epsilon_is_that_of_the_client_with_the_largest_node_epsilons_those_of_all(self):
         sizes = (5000, 400, 900)
         releases = [CIFAR._replace(num_samples=size) for size in sizes]
-        stated = statements(releases, 100, dp_delta=DELTA)
+        stated = account(releases, dp_delta=DELTA).statements(100)
         relations = [("published", "add_or_remove_one"), ("proven", "zero_out"), ("proven", "replace_one")]
         assert [(one.bound, one.neighboring_relation) for one in stated] == relations
         for one, (bound, relation) in zip(stated, relations, strict=True):
-            asked = {"bound": bound, "dp_delta": DELTA, "neighboring_relation": relation}
-            assert one.node_epsilons == tuple(epsilon(release, 100, **asked) for release in releases)
+            accounts = [account(release, dp_delta=DELTA) for release in releases]
+            assert one.node_epsilons == tuple(each.epsilon(100, bound, relation) for each in accounts)
             assert one.dp_epsilon == max(one.node_epsilons) == one.node_epsilons[1]
             assert (one.dp_delta, one.nodes, one.reason) == (DELTA, 3, None)
             assert "every sample's gradient is clipped to the L2 norm 0.1" in one.assumptions
 
-    def test_clients_of_several_runs_are_stated_together(self):
-        stated = statements([CIFAR] * 6, 10, dp_delta=DELTA, num_clients=3)[0]
-        assert (stated.nodes, len(stated.node_epsilons)) == (3, 6)
-
     def test_where_estimates_have_no_noise_nothing_has_an_epsilon(self):
         """tau of the next round follows from them, and the models tell it; a note has what T fixed iterations cost."""
-        fixed = statements([CIFAR] * 3, 317, dp_delta=DELTA)
-        for one, alone in zip(statements([AS_PUBLISHED] * 3, 317, 63, dp_delta=DELTA), fixed, strict=True):
+        fixed = account([CIFAR] * 3, dp_delta=DELTA).statements(317)
+        for one, alone in zip(
+            account([AS_PUBLISHED] * 3, dp_delta=DELTA, num_estimates=63).statements(317), fixed, strict=True
+        ):
             assert (one.dp_epsilon, one.node_epsilons, one.reason) == (None, (), WITHOUT_NOISE)
             assert re.fullmatch(rf"no {one.bound} ε \(.*\): {WITHOUT_NOISE}", statement_text(one._asdict()))
             assert any(rounded_up(alone.dp_epsilon or 0.0, 4) in text for text in one.assumptions)
-        assert epsilon(AS_PUBLISHED, 317, 63, bound="published", dp_delta=DELTA) == np.inf
+        assert account(AS_PUBLISHED, dp_delta=DELTA, num_estimates=63).epsilon(317, "published") == np.inf
 
     @pytest.mark.parametrize(
         ("changes", "reason"),
@@ -174,21 +140,25 @@ class TestStatements:
         ],
     )
     def test_where_nothing_is_clipped_or_no_noise_is_added_there_is_a_reason_and_no_epsilon(self, changes, reason):
-        for one in statements([PRIVATE, PRIVATE._replace(**changes)], 10, 2, dp_delta=DELTA):
+        for one in account([PRIVATE, PRIVATE._replace(**changes)], dp_delta=DELTA, num_estimates=2).statements(10):
             assert (one.dp_epsilon, one.node_epsilons, one.accountant) == (None, (), "none")
             assert one.reason is not None
             assert one.reason.startswith(reason)
 
     def test_of_a_run_that_chose_its_iterations_the_proven_epsilon_is_that_of_its_budget(self):
         """The iterations that ran are an outcome, and no bound that was fixed before."""
-        published, *proven = statements([PRIVATE], 100, 20, dp_delta=DELTA, budgeted=(317, 63))
-        assert published.dp_epsilon == statements([PRIVATE], 100, 20, dp_delta=DELTA)[0].dp_epsilon
-        for one, whole in zip(proven, statements([PRIVATE], 317, 63, dp_delta=DELTA)[1:], strict=True):
+        published, *proven = account([PRIVATE], dp_delta=DELTA, num_estimates=20, budget=(317, 63)).statements(100)
+        assert (
+            published.dp_epsilon == account([PRIVATE], dp_delta=DELTA, num_estimates=20).statements(100)[0].dp_epsilon
+        )
+        for one, whole in zip(
+            proven, account([PRIVATE], dp_delta=DELTA, num_estimates=63).statements(317)[1:], strict=True
+        ):
             assert one.dp_epsilon == whole.dp_epsilon
             assert any("its budget of 317 local iterations; 100 ran" in text for text in one.assumptions)
-        assert {one.dp_epsilon for one in statements([PRIVATE], 0, dp_delta=DELTA, budgeted=(317, 63))} == {0.0}
+        assert {one.dp_epsilon for one in account([PRIVATE], dp_delta=DELTA, budget=(317, 63)).statements(0)} == {0.0}
 
     @pytest.mark.parametrize("release", [CIFAR, PRIVATE, CIFAR._replace(clip_norm=None, noise_multiplier=0.0)])
     def test_nothing_is_spent_in_0_iterations(self, release):
-        for one in statements([release], 0, dp_delta=DELTA):
+        for one in account([release], dp_delta=DELTA).statements(0):
             assert (one.dp_epsilon, one.node_epsilons, one.accountant) == (0.0, (0.0,), "nothing was released")

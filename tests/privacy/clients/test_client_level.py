@@ -1,15 +1,11 @@
 """Privacy of whole clients."""
 
-import math
-
 import pytest
 
 from jaxfl.privacy.clients import (
     SampledReleases,
     UpdateRelease,
-    client_level_epsilon,
-    client_level_statements,
-    client_noise_multiplier,
+    client_level_account,
     sampled_epsilon,
 )
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
@@ -19,36 +15,33 @@ DELTA = 1e-5
 RELEASE = UpdateRelease("poisson", 0.1, clip_norm=2.0, noise_multiplier=1.2)
 
 
+def spent(rounds, rate, noise):
+    return client_level_account(UpdateRelease("poisson", rate, 1.0, noise), num_clients=40, dp_delta=DELTA).epsilon(
+        rounds
+    )
+
+
 @pytest.mark.parametrize(("rounds", "rate", "noise"), [(1000, 0.01, 1.0), (50, 0.3, 2.5), (1, 0.5, 0.8)])
 def test_it_is_that_of_poisson_sampled_releases(rounds, rate, noise):
     """These are held against dp-accounting in test_sampled_releases.py."""
-    found = client_level_epsilon(rounds, participation_rate=rate, noise_multiplier=noise, dp_delta=DELTA)
-    assert found == sampled_epsilon([SampledReleases(rate, noise, rounds)], DELTA)[0]
+    assert spent(rounds, rate, noise) == sampled_epsilon([SampledReleases(rate, noise, rounds)], DELTA)[0]
 
 
 def test_at_participation_rate_1_it_is_that_of_the_gaussian_mechanism():
-    found = client_level_epsilon(25, participation_rate=1, noise_multiplier=5.0, dp_delta=DELTA)
-    assert found == gaussian_epsilon(1.0, DELTA)
-
-
-def test_no_noise_and_no_rounds():
-    settings = {"participation_rate": 0.1, "noise_multiplier": 0.0, "dp_delta": DELTA}
-    assert client_level_epsilon(3, **settings) == math.inf
-    assert client_level_epsilon(0, **settings) == 0.0
+    assert spent(25, 1, 5.0) == gaussian_epsilon(1.0, DELTA)
 
 
 @pytest.mark.parametrize(("target", "rate"), [(0.5, 0.02), (2.0, 0.5), (8.0, 1.0)])
 def test_never_overspends_and_01_percent_less_noise_does(target, rate):
-    settings = {"participation_rate": rate, "dp_delta": DELTA}
-    noise = client_noise_multiplier(target, 200, **settings)
-    assert client_level_epsilon(200, noise_multiplier=noise, **settings) <= target
-    assert client_level_epsilon(200, noise_multiplier=0.999 * noise, **settings) > target
-    assert client_noise_multiplier(target, 0, **settings) == 0.0
+    account = client_level_account(UpdateRelease("poisson", rate, 1.0, 1.0), num_clients=40, dp_delta=DELTA)
+    noise = account.calibrate(200, target)
+    assert spent(200, rate, noise) <= target < spent(200, rate, 0.999 * noise)
+    assert account.calibrate(0, target) == 0.0
 
 
 def test_the_statement_has_relation_bound_and_what_it_rests_on():
-    (stated,) = client_level_statements(RELEASE, 300, num_clients=40, dp_delta=DELTA)
-    expected = client_level_epsilon(300, participation_rate=0.1, noise_multiplier=1.2, dp_delta=DELTA)
+    (stated,) = client_level_account(RELEASE, num_clients=40, dp_delta=DELTA).statements(300)
+    expected = spent(300, 0.1, 1.2)
     assert (stated.bound, stated.dp_epsilon, stated.nodes) == ("proven", expected, 40)
     assert stated.neighboring_relation == "zero_out_client"
     assert "every client's whole update is clipped to the L2 norm 2" in stated.assumptions
@@ -66,19 +59,19 @@ def test_the_statement_has_relation_bound_and_what_it_rests_on():
     ],
 )
 def test_where_nothing_is_clipped_no_noise_is_added_or_a_fixed_number_takes_part_there_is_a_reason(changes, reason):
-    (stated,) = client_level_statements(RELEASE._replace(**changes), 300, num_clients=40, dp_delta=DELTA)
+    (stated,) = client_level_account(RELEASE._replace(**changes), num_clients=40, dp_delta=DELTA).statements(300)
     assert (stated.dp_epsilon, stated.accountant) == (None, "none")
     assert stated.reason is not None
     assert stated.reason.startswith(reason)
-    (nothing,) = client_level_statements(RELEASE._replace(**changes), 0, num_clients=40, dp_delta=DELTA)
+    (nothing,) = client_level_account(RELEASE._replace(**changes), num_clients=40, dp_delta=DELTA).statements(0)
     assert (nothing.dp_epsilon, nothing.accountant) == (0.0, "nothing was released")
 
 
 def test_where_all_clients_take_part_how_they_are_drawn_does_not_matter():
     both = [
-        client_level_statements(
-            RELEASE._replace(sampler=sampler, participation_rate=1.0), 9, num_clients=4, dp_delta=DELTA
-        )
+        client_level_account(
+            RELEASE._replace(sampler=sampler, participation_rate=1.0), num_clients=4, dp_delta=DELTA
+        ).statements(9)
         for sampler in ("poisson", "fixed")
     ]
     assert both[0] == both[1]

@@ -7,8 +7,8 @@ import scipy.integrate
 from jaxfl.privacy.clients import (
     ORDERS,
     ClientRelease,
+    account,
     local_iterations_epsilon,
-    max_iterations,
     renyi_divergences,
 )
 
@@ -16,7 +16,7 @@ from jaxfl.privacy.clients import (
 def most(dp_epsilon, sampling_rate, noise_multiplier, dp_delta):
     """Iterations that a budget pays for, of 6,000 samples."""
     release = ClientRelease("poisson", 6000, round(6000 * sampling_rate), 1.0, noise_multiplier)
-    return max_iterations([release], 0, dp_epsilon, "published", dp_delta=dp_delta, limit=10**6)
+    return account([release], dp_delta=dp_delta).most_rounds(dp_epsilon, 10**6, "published")
 
 
 CIFAR = {"sampling_rate": 75 / 5000, "noise_multiplier": 1.1, "dp_delta": 1e-5}

@@ -19,10 +19,8 @@ from jaxfl.privacy.gossip import (
     PRIVSGP,
     PRIVSGP_VR,
     Release,
-    calibrate_noise_std,
-    epsilon,
+    account,
     sensitivities,
-    statements,
 )
 from jaxfl.privacy.gossip.proven import constant_gradient_epsilon, proven_bound
 from jaxfl.privacy.statements import statement_text
@@ -51,10 +49,10 @@ def test_constant_gradients_refute_the_published_noise():
 
 def test_the_published_statement_says_that_it_is_refuted():
     paper = Release("saga", "uniform", 1, SAMPLES, clip_norm=10.0, noise_std=0.2259)
-    published = statements(PRIVSGP_VR, [paper], ROUNDS, dp_delta=DELTA)[0]
+    published = account(PRIVSGP_VR, [paper], dp_delta=DELTA).statements(ROUNDS)[0]
     assert published.dp_epsilon == pytest.approx(3.0, abs=1e-3)
     assert any("refuted" in text and "7.51" in text for text in published.assumptions)
-    sound = statements(PRIVSGP_VR, [paper], ROUNDS, dp_delta=DELTA, c2=20.0)[0]
+    sound = account(PRIVSGP_VR, [paper], dp_delta=DELTA, c2=20.0).statements(ROUNDS)[0]
     assert not any("refuted" in text for text in sound.assumptions)
 
 
@@ -83,7 +81,7 @@ SOUND = [
 @pytest.mark.parametrize("bound", ["proven", "published"])
 def test_more_rounds_less_noise_or_fewer_entries_never_lower_it(accountant, one, bound):
     def spent(rounds=500, **changes):
-        return epsilon(accountant, bound, one._replace(**changes), rounds, dp_delta=DELTA, num_nodes=4)
+        return account(accountant, one._replace(**changes), dp_delta=DELTA, num_nodes=4).epsilon(rounds, bound)
 
     base = spent()
     assert spent(rounds=520) >= base
@@ -97,7 +95,7 @@ def test_more_rounds_less_noise_or_fewer_entries_never_lower_it(accountant, one,
 @pytest.mark.parametrize("noise_std", [0.02, 1e-6])
 def test_absurdly_little_noise_gives_a_finite_bound(accountant, estimator, sampler, noise_std):
     one = Release(estimator, sampler, 1, 1200, clip_norm=1.0, noise_std=noise_std)
-    found = epsilon(accountant, "proven", one, 3000, dp_delta=DELTA)
+    found = account(accountant, one, dp_delta=DELTA).epsilon(3000)
     drawn_always = sensitivities(one, "replace_one").present * math.sqrt(3000) / noise_std
     assert 1e3 < found <= gaussian_epsilon(drawn_always, DELTA)
 
@@ -105,7 +103,7 @@ def test_absurdly_little_noise_gives_a_finite_bound(accountant, estimator, sampl
 def test_a_full_batch_is_a_gaussian():
     one = release("mini_batch", "fixed", b=50, J=50, z=30.0)
     for relation, change in (("zero_out", 1), ("replace_one", 2)):
-        found = epsilon(PRIVSGP, "proven", one, 100, dp_delta=DELTA, neighboring_relation=relation)
+        found = account(PRIVSGP, one, dp_delta=DELTA).epsilon(100, "proven", relation)
         assert found == pytest.approx(gaussian_epsilon(change / 30 * 10, DELTA), rel=1e-6)
 
 
@@ -118,22 +116,20 @@ def test_one_relation_holds_for_every_algorithm_or_is_refused():
             options: Any = {"dp_delta": DELTA, "num_nodes": 4}
             noise = {}
             for relation in ("zero_out", "replace_one"):
-                options["neighboring_relation"] = relation
-                std = calibrate_noise_std(accountant, "proven", one, 50, target_epsilon=2.0, **options)
+                std = account(accountant, one, **options).calibrate(50, 2.0, "proven", relation)
                 noise[relation] = std
-                first = statements(accountant, [one._replace(noise_std=std)] * 4, 50, **options)[1]
-                assert (first.bound, first.neighboring_relation) == ("proven", relation)
-                assert first.dp_epsilon == pytest.approx(2.0, rel=5e-3)
+                found = account(accountant, [one._replace(noise_std=std)] * 4, **options).statements(50)
+                (held,) = (row for row in found if (row.bound, row.neighboring_relation) == ("proven", relation))
+                assert held.dp_epsilon == pytest.approx(2.0, rel=5e-3)
             assert noise["zero_out"] <= noise["replace_one"]
             assert noise["zero_out"] < noise["replace_one"] or sampler != "poisson"
-            options["neighboring_relation"] = "add_or_remove_one"
-            call = functools.partial(epsilon, accountant, "proven", one, 50, **options)
-            refused(call, "neighboring_relation", "pass zero_out")
+            call = functools.partial(account(accountant, one, **options).epsilon, 50, "proven", "add_or_remove_one")
+            refused(call, "neighboring_relation", "zero_out")
     one = release("saga")
     refused(
-        lambda: epsilon(PRIVSGP_VR, "published", one, 50, dp_delta=DELTA, neighboring_relation="zero_out"),
+        lambda: account(PRIVSGP_VR, one, dp_delta=DELTA).epsilon(50, "published", "zero_out"),
         "neighboring_relation",
-        "replace_one for the published bound of PrivSGP-VR",
+        "replace_one for the published bound",
     )
 
 
@@ -179,9 +175,9 @@ def test_entries_of_several_samples_take_the_better_of_two_bounds():
 def test_how_often_a_node_wakes():
     """The 1 - 1e-6 quantile of Bin(16 * 3120, 1 / 16), out of delta."""
     one = release("mini_batch", b=64, z=2.0)
-    found = epsilon(A_DP2_SGD, "proven", one, ROUNDS, dp_delta=DELTA, num_nodes=16)
+    found = account(A_DP2_SGD, one, dp_delta=DELTA, num_nodes=16).epsilon(ROUNDS)
     assert found == proven_bound(one, "zero_out", 3380, 9e-6).dp_epsilon
-    text = " ".join(statements(A_DP2_SGD, [one] * 16, ROUNDS, dp_delta=DELTA)[1].assumptions)
+    text = " ".join(account(A_DP2_SGD, [one] * 16, dp_delta=DELTA).statements(ROUNDS)[1].assumptions)
     assert "at most 3380 times" in text
     assert "1e-06" in text
 
@@ -189,15 +185,15 @@ def test_how_often_a_node_wakes():
 def test_releases_of_several_runs_are_those_of_one_network():
     """Nodes of two seeds, 16 each: a node wakes as often as in a network of 16."""
     one = release("mini_batch", b=64, z=2.0)
-    alone = statements(A_DP2_SGD, [one] * 16, 100, dp_delta=DELTA)
-    together = statements(A_DP2_SGD, [one] * 32, 100, dp_delta=[DELTA] * 32, num_nodes=16)
+    alone = account(A_DP2_SGD, [one] * 16, dp_delta=DELTA).statements(100)
+    together = account(A_DP2_SGD, [one] * 32, dp_delta=[DELTA] * 32, num_nodes=16).statements(100)
     assert [each._replace(node_epsilons=2 * each.node_epsilons) for each in alone] == together
     assert alone[1].nodes == 16
-    assert alone[1].dp_epsilon == epsilon(A_DP2_SGD, "proven", one, 100, dp_delta=DELTA, num_nodes=16)
+    assert alone[1].dp_epsilon == account(A_DP2_SGD, one, dp_delta=DELTA, num_nodes=16).epsilon(100)
 
 
 def texts_of(accountant, bound, *args, **options):
-    found = statements(accountant, [release(*args, **options)], 100, dp_delta=DELTA)
+    found = account(accountant, [release(*args, **options)], dp_delta=DELTA).statements(100)
     return "; ".join(next(one for one in found if one.bound == accountant.bound_name(bound)).assumptions)
 
 
@@ -213,27 +209,27 @@ def test_what_bounds_a_gradient_is_among_the_assumptions():
     several = texts_of(PRIVSGP_VR, "proven", "saga", entry_size=3, clip_norm=0.25)
     assert "gradient is clipped to add at most 0.25 (L2) to its entry's," in several
     nodes = [release(), release(clip_norm=None)]
-    for one in statements(PRIVSGP_VR, nodes, 10, dp_delta=DELTA):
+    for one in account(PRIVSGP_VR, nodes, dp_delta=DELTA).statements(10):
         assert "clipped" not in " ".join(one.assumptions), "not every node's are"
 
 
 def test_nothing_is_proven_of_a_bound_that_is_assumed():
-    published, *proven = statements(DP2_SGD, [release("mini_batch", assumed=True)], 100, dp_delta=DELTA)
-    assert published.dp_epsilon == epsilon(DP2_SGD, "published", release("mini_batch"), 100, dp_delta=DELTA)
+    published, *proven = account(DP2_SGD, [release("mini_batch", assumed=True)], dp_delta=DELTA).statements(100)
+    assert published.dp_epsilon == account(DP2_SGD, release("mini_batch"), dp_delta=DELTA).epsilon(100, "published")
     assert [one.dp_epsilon for one in proven] == [None, None]
     assert all("not clipped" in (one.reason or "") for one in proven)
-    assert epsilon(DP2_SGD, "proven", release("mini_batch", assumed=True), 100, dp_delta=DELTA) == math.inf
+    assert account(DP2_SGD, release("mini_batch", assumed=True), dp_delta=DELTA).epsilon(100) == math.inf
 
 
 def test_statements_of_a_run():
-    found = statements(PRIVSGP_VR, [release(z=5.0)] * 3, 100, dp_delta=DELTA)
+    found = account(PRIVSGP_VR, [release(z=5.0)] * 3, dp_delta=DELTA).statements(100)
     assert [(one.bound, one.neighboring_relation) for one in found] == [
         ("published", "replace_one"),
         ("proven", "zero_out"),
         ("proven", "replace_one"),
     ]
     assert all(one.nodes == 3 and one.dp_delta == DELTA and one.reason is None for one in found)
-    assert found[1].dp_epsilon == epsilon(PRIVSGP_VR, "proven", release(z=5.0), 100, dp_delta=DELTA)
+    assert found[1].dp_epsilon == account(PRIVSGP_VR, release(z=5.0), dp_delta=DELTA).epsilon(100)
     assert (found[2].dp_epsilon or 0.0) > (found[1].dp_epsilon or 0.0)
     assert json.loads(json.dumps(found[1]._asdict()))["bound"] == "proven"
 
@@ -241,8 +237,8 @@ def test_statements_of_a_run():
 def test_dp_epsilon_is_that_of_the_worst_node():
     nodes = [release(z=5.0), release(z=4.0), release(z=5.0, J=2000)]
     deltas = [1e-5, 1e-5, 1e-4]
-    each = [epsilon(PRIVSGP_VR, "proven", r, 100, dp_delta=d) for r, d in zip(nodes, deltas, strict=True)]
-    found = statements(PRIVSGP_VR, nodes, 100, dp_delta=deltas)[1]
+    each = [account(PRIVSGP_VR, r, dp_delta=d).epsilon(100) for r, d in zip(nodes, deltas, strict=True)]
+    found = account(PRIVSGP_VR, nodes, dp_delta=deltas).statements(100)[1]
     assert found.dp_epsilon == max(each)
     assert found.dp_delta == 1e-4
 
@@ -253,14 +249,14 @@ def test_dp_epsilon_is_that_of_the_worst_node():
 @pytest.mark.parametrize("accountant", [PRIVSGP_VR, DP2_SGD])
 def test_a_reason_and_no_epsilon(accountant, changes, word):
     good = release("saga" if accountant == PRIVSGP_VR else "mini_batch", z=5.0)
-    found = statements(accountant, [good, good._replace(**changes)], 100, dp_delta=DELTA)
+    found = account(accountant, [good, good._replace(**changes)], dp_delta=DELTA).statements(100)
     for one in found:
         assert (one.dp_epsilon is None) == (word is not None) == (one.reason is not None)
         if word is not None:
             assert word in (one.reason or "")
             assert (one.reason or "").endswith(".")
     unclipped = good._replace(**changes)
-    value = epsilon(accountant, "proven", unclipped, 100, dp_delta=DELTA)
+    value = account(accountant, unclipped, dp_delta=DELTA).epsilon(100)
     assert math.isfinite(value) == (word is None)
 
 
@@ -268,33 +264,35 @@ def test_a_reason_and_no_epsilon(accountant, changes, word):
 def test_numbers_of_any_library_count(number):
     one = release("mini_batch", z=2.0)
     same = one._replace(noise_std=number(one.noise_std), clip_norm=number(one.clip_norm))
-    found = epsilon(PRIVSGP, "proven", same, 10, dp_delta=number(DELTA), c2=number(0.5))
-    assert found == pytest.approx(epsilon(PRIVSGP, "proven", one, 10, dp_delta=DELTA), rel=1e-5)
-    stated = statements(PRIVSGP, [same] * 2, 10, dp_delta=number([DELTA, DELTA]) if number is np.array else DELTA)
+    found = account(PRIVSGP, same, dp_delta=number(DELTA), c2=number(0.5)).epsilon(10)
+    assert found == pytest.approx(account(PRIVSGP, one, dp_delta=DELTA).epsilon(10), rel=1e-5)
+    stated = account(PRIVSGP, [same] * 2, dp_delta=number([DELTA, DELTA]) if number is np.array else DELTA).statements(
+        10
+    )
     assert type(stated[1].dp_delta) is type(stated[1].dp_epsilon) is float
 
 
 def test_nothing_is_published_for_plain_privsgp():
-    found = statements(PRIVSGP, [release("mini_batch")], 10, dp_delta=DELTA)
+    found = account(PRIVSGP, [release("mini_batch")], dp_delta=DELTA).statements(10)
     assert found[0].dp_epsilon is None
     assert "no privacy theorem" in (found[0].reason or "")
     assert [one.neighboring_relation for one in found[1:]] == ["zero_out", "replace_one"]
-    fixed = statements(PRIVSGP, [release("mini_batch", "fixed")], 10, dp_delta=DELTA)
+    fixed = account(PRIVSGP, [release("mini_batch", "fixed")], dp_delta=DELTA).statements(10)
     assert [one.neighboring_relation for one in fixed[1:]] == ["zero_out", "replace_one"]
 
 
 def test_what_nobody_published_is_not_called_so():
     for accountant in (DP2_SGD, A_DP2_SGD):
-        found = statements(accountant, [release("mini_batch")] * 4, 10, dp_delta=DELTA)
+        found = account(accountant, [release("mini_batch")] * 4, dp_delta=DELTA).statements(10)
         assert [one.bound for one in found] == ["reconstructed", "proven", "proven"]
         assert " reconstructed (" in statement_text(found[0]._asdict())
     assert "at the expected number of wake-ups" in statement_text(found[0]._asdict())
-    assert statements(PRIVSGP_VR, [release("saga")], 10, dp_delta=DELTA)[0].bound == "published"
+    assert account(PRIVSGP_VR, [release("saga")], dp_delta=DELTA).statements(10)[0].bound == "published"
 
 
 def test_nothing_is_spent_in_0_rounds():
     silent = release("mini_batch", noise_std=0.0, clip_norm=None)
-    for one in statements(DP2_SGD, [silent], 0, dp_delta=DELTA):
+    for one in account(DP2_SGD, [silent], dp_delta=DELTA).statements(0):
         assert one.dp_epsilon == 0.0
         assert one.reason is None
 
@@ -302,14 +300,14 @@ def test_nothing_is_spent_in_0_rounds():
 def test_nothing_is_proven_for_rounded_sums_of_several_samples():
     release = Release("saga", "poisson", 2, 36, clip_norm=0.2, noise_std=1.0, entry_size=10)
     exact, rounded = (
-        statements(PRIVSGP_VR, [release._replace(storage=storage)], 10, dp_delta=1e-5)
+        account(PRIVSGP_VR, [release._replace(storage=storage)], dp_delta=1e-5).statements(10)
         for storage in ("float32", "bfloat16")
     )
     assert all(one.dp_epsilon is not None for one in exact)
     assert [one.dp_epsilon is None for one in rounded] == [one.bound == "proven" for one in rounded]
     assert "rounded to bfloat16 as a sum" in str(rounded[1].reason)
     single = release._replace(entry_size=1, storage="bfloat16")
-    assert epsilon(PRIVSGP_VR, "proven", single, 10, dp_delta=1e-5) < math.inf
+    assert account(PRIVSGP_VR, single, dp_delta=1e-5).epsilon(10) < math.inf
 
 
 @pytest.mark.parametrize("estimator", ["saga", "mini_batch"])

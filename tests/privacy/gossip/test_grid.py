@@ -17,7 +17,7 @@ from jaxfl.privacy import (
     Release,
 )
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
-from jaxfl.privacy.gossip import calibrate_noise_std, epsilon, statements
+from jaxfl.privacy.gossip import account
 from jaxfl.privacy.gossip.proven import proven_bound, sensitivities
 
 DELTA, ROUNDS = 1e-5, 60
@@ -28,7 +28,7 @@ TABLE = PLAIN._replace(estimator="saga")
 
 def spent(accountant, release, relation="zero_out"):
     options: dict[str, Any] = {"dp_delta": DELTA, "num_nodes": 4}
-    return epsilon(accountant, "proven", release, ROUNDS, neighboring_relation=relation, **options)
+    return account(accountant, release, **options).epsilon(ROUNDS, "proven", relation)
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -88,9 +88,9 @@ def test_budget_holds_with_the_calibrated_noise_and_more_bits_need_less():
     grids = [None, Grid(14, 2410), Grid(10, 2410)]
     noises = []
     for grid in grids:
-        release = TABLE._replace(grid=grid)
-        options: dict[str, Any] = {"target_epsilon": 2.0, "dp_delta": DELTA}
-        noises.append(calibrate_noise_std(PRIVSGP_VR, "proven", release, ROUNDS, **options))
+        release = TABLE._replace(grid=grid, noise_std=1.0)
+        options: dict[str, Any] = {"dp_delta": DELTA}
+        noises.append(account(PRIVSGP_VR, release, **options).calibrate(ROUNDS, 2.0))
         assert 1.99 < spent(PRIVSGP_VR, release._replace(noise_std=noises[-1])) <= 2.0
     assert noises == sorted(noises)
     assert noises[2] > 1.05 * noises[0]
@@ -98,9 +98,9 @@ def test_budget_holds_with_the_calibrated_noise_and_more_bits_need_less():
 
 def test_a_budget_below_what_rounding_costs_is_refused():
     release = TABLE._replace(grid=Grid(8, 10**6))
-    options: dict[str, Any] = {"target_epsilon": 2.0, "dp_delta": DELTA}
+    options: dict[str, Any] = {"dp_delta": DELTA}
     refused(
-        lambda: calibrate_noise_std(PRIVSGP_VR, "proven", release, ROUNDS, **options),
+        lambda: account(PRIVSGP_VR, release, **options).calibrate(ROUNDS, 2.0),
         "target_epsilon",
         "rounding to the",
     )
@@ -120,8 +120,8 @@ def test_the_sampler_is_paid_for_out_of_delta_or_there_is_no_epsilon():
 
 @pytest.mark.parametrize(("accountant", "release"), [(DP2_SGD, PLAIN), (A_DP2_SGD, PLAIN), (PRIVSGP_VR, TABLE)])
 def test_formulas_of_papers_know_no_grid_and_say_so(accountant, release):
-    plain = statements(accountant, [release] * 4, ROUNDS, dp_delta=DELTA)
-    on_grid = statements(accountant, [release._replace(grid=Grid(12, 2410))] * 4, ROUNDS, dp_delta=DELTA)
+    plain = account(accountant, [release] * 4, dp_delta=DELTA).statements(ROUNDS)
+    on_grid = account(accountant, [release._replace(grid=Grid(12, 2410))] * 4, dp_delta=DELTA).statements(ROUNDS)
     assert on_grid[0].dp_epsilon == plain[0].dp_epsilon
     assert any("knows no grid" in text for text in on_grid[0].assumptions)
     assert not any("knows no grid" in text for text in plain[0].assumptions)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from jaxfl.privacy.gossip import A_DP2_SGD, DP2_SGD, PRIVSGP_VR, Release, calibrate_noise_std, epsilon
+from jaxfl.privacy.gossip import A_DP2_SGD, DP2_SGD, PRIVSGP_VR, Release, account
 from jaxfl.privacy.gossip.privsgp import (
     C2_OF_THE_PAPER,
     CIFAR10_CONSTANTS,
@@ -31,10 +31,10 @@ def test_iterations_of_the_paper():
     ("num_rounds", "expected"), [(500, 0.09043), (1125, 0.13565), (3120, 0.22590), (6250, 0.31972), (12500, 0.45216)]
 )
 def test_noise_of_equation_11(num_rounds, expected):
-    paper = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=0.0)
-    found = calibrate_noise_std(PRIVSGP_VR, "published", paper, num_rounds, target_epsilon=3.0, dp_delta=1e-5)
+    paper = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=1.0)
+    found = account(PRIVSGP_VR, paper, dp_delta=1e-5).calibrate(num_rounds, 3.0, "published")
     assert found == pytest.approx(expected, abs=1e-5)
-    back = epsilon(PRIVSGP_VR, "published", paper._replace(noise_std=found), num_rounds, dp_delta=1e-5)
+    back = account(PRIVSGP_VR, paper._replace(noise_std=found), dp_delta=1e-5).epsilon(num_rounds, "published")
     assert 3.0 * (1 - 1e-5) <= back <= 3.0
 
 
@@ -59,7 +59,7 @@ def test_it_minimizes_10_with_the_noise_of_11_inserted():
 def reconstructed(accountant, noise_std, sampler="fixed", num_entries=3125):
     """Batches of one, of gradients of norm 1."""
     one = Release("mini_batch", sampler, 1, num_entries, clip_norm=1.0, noise_std=noise_std)
-    return epsilon(accountant, "published", one, 3120, dp_delta=1e-5, num_nodes=4)
+    return account(accountant, one, dp_delta=1e-5, num_nodes=4).epsilon(3120, "published")
 
 
 def test_basic_composition():

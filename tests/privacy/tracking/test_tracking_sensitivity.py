@@ -21,7 +21,7 @@ from jaxfl.privacy.tracking import (
     TrackingAgent,
     TrackingRelease,
     TrackingSchedule,
-    gradient_tracking_statements,
+    gradient_tracking_account,
     perturbed_state_sensitivities,
 )
 from jaxfl.privacy.tracking.joint_bound import gram_rows, worst_changes
@@ -205,7 +205,7 @@ def test_one_transcript_costs_what_is_stated_and_more_without_clipping(distribut
         pattern = worst_changes(lower + np.tril(lower, -1).T)
     release = TrackingRelease(clip_norm=CLIP, distribution=distribution)
     weights = {"state_in_weights": STATE_WEIGHTS.sum(axis=1), "tracker_out_weights": TRACKER_WEIGHTS.sum(axis=0)}
-    stated = gradient_tracking_statements(run, ROUNDS, release, dp_delta=1e-5, **weights)[1].node_epsilons[0]
+    stated = gradient_tracking_account(run, release, dp_delta=1e-5, **weights).statements(ROUNDS)[1].node_epsilons[0]
     states = np.zeros((ROUNDS + 1, NODES, 1 + pattern.shape[1]), np.float32)
     states[..., 0] = rounds[:, None]
     inputs, labels = jnp.zeros((NODES * SAMPLES, 1)), jnp.zeros(NODES * SAMPLES)

@@ -15,8 +15,8 @@ from jaxfl.core import ArgumentError, Task, check
 from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
 from jaxfl.frame import Choice, choose
+from jaxfl.frame.networks import image_shape, with_node_loop
 from jaxfl.frame.options import UNSAID, since
-from jaxfl.frame.records import image_shape, with_node_loop
 from jaxfl.models import Model
 from jaxfl.models.composite import scaled
 

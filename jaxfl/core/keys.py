@@ -71,11 +71,12 @@ class RunKey(NamedTuple):
 Key = Array | RunKey
 
 
-def digest(tree: PyTree) -> str:
+def digest(tree: PyTree, hashed: dict[tuple[int, ...], tuple[Any, list[Any]]] | None = None) -> str:
     """SHA-256 of a tree's arrays, their types and shapes, in hexadecimal.
 
     Args:
         tree: concrete arrays, such as `FederatedData`.
+        hashed: hashes so far, for trees that begin with the same arrays, such as one pool; filled here, {} at first.
 
     Raises:
         ArgumentError: an array is traced.
@@ -84,14 +85,19 @@ def digest(tree: PyTree) -> str:
         >>> digest(np.zeros(2)) == digest(jnp.zeros(2)), digest(np.zeros(2)) == digest(np.zeros((2, 1)))
         (False, False)
     """
-    total = hashlib.sha256()
-    for leaf in jax.tree.leaves(tree):
+    hashed, total, leaves = {} if hashed is None else hashed, hashlib.sha256(), jax.tree.leaves(tree)
+    for count, leaf in enumerate(leaves, start=1):
+        place = tuple(map(id, leaves[:count]))
+        if place in hashed:
+            total = hashed[place][0].copy()
+            continue
         if is_traced(leaf):
             remedy = "Make the digest outside of jax.jit."
             raise ArgumentError("data", "must be concrete where a digest is made of them", "got a traced array", remedy)
         array = np.ascontiguousarray(leaf)
         total.update(f"{array.dtype}{array.shape}".encode())
         total.update(array.view(np.uint8).data if array.size else b"")
+        hashed[place] = total.copy(), leaves  # which live as long as their numbers
     return total.hexdigest()
 
 
@@ -134,16 +140,32 @@ def run_key(key: Array, settings: Mapping[str, Any], data: FederatedData | str) 
         >>> bool(purpose_key(first, Purpose.NOISE, 3) == purpose_key(second, Purpose.NOISE, 3))
         False
     """
+    own = purpose_key(key, Purpose.RUN)
+    for word in run_words(settings, data).tolist():
+        own = fold_in(own, word)
+    return RunKey(shared=key, own=own)
+
+
+def run_keys(keys: Array, words: np.ndarray) -> RunKey:
+    """`run_key` of several runs in a few calls, from base keys (k,) and `run_words` (k, 4)."""
+    own = keys
+    for word in (np.full(len(words), int(Purpose.RUN)), np.zeros(len(words)), *words.T):
+        own = _fold_each(own, word.astype(np.uint32))
+    return RunKey(shared=keys, own=own)
+
+
+_fold_each = jax.jit(jax.vmap(fold_in))
+
+
+def run_words(settings: Mapping[str, Any], data: FederatedData | str) -> np.ndarray:
+    """The words that `run_key` folds into the key of all runs, (4,) uint32: a hash of its arguments."""
     try:
         text = json.dumps(dict(settings), sort_keys=True, default=_plain)
     except (TypeError, ValueError) as error:
         remedy = "Pass numbers, texts, booleans, and lists or mappings of these."
         raise ArgumentError("settings", "must be values that JSON holds", str(error), remedy) from None
     text += data if isinstance(data, str) else digest(data)
-    own = purpose_key(key, Purpose.RUN)
-    for word in np.frombuffer(hashlib.sha256(text.encode()).digest(), ">u4")[:4].tolist():
-        own = fold_in(own, word)
-    return RunKey(shared=key, own=own)
+    return np.frombuffer(hashlib.sha256(text.encode()).digest(), ">u4")[:4].astype(np.uint32)
 
 
 def purpose_key(key: Key, purpose: Purpose | int, round_index: int | Array = 0, *, apart: bool = False) -> Array:

@@ -43,11 +43,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         ([[4, 1], [3, 0]], [2, 1])
     """
     pool, targets = _one_array("inputs", inputs), _one_array("labels", labels)
-    if not hasattr(parts, "__len__") or isinstance(parts, str | dict):
-        remedy = "Pass jaxfl.data.iid(num_samples, num_nodes, seed), for instance; of a dict its list(parts.values())."
-        raise ArgumentError(
-            "parts", "must be a list with the sample indices of each node", f"got {parts!r:.40}", remedy
-        )
+    _check_parts(parts)
     # Only dtypes that JAX keeps: without x64 it would silently turn float64 into float32.
     floats = ["float32", "float64"] if jnp.result_type(float) == np.float64 else ["float32"]
     _check_dtype("inputs", pool.dtype.name, ["uint8", "int32", *floats])
@@ -56,8 +52,7 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
     if pool.ndim == 0 or targets.ndim == 0 or len(pool) != len(targets):
         found = f"got shape {targets.shape} for inputs of shape {pool.shape}"
         raise ArgumentError("labels", "must hold one entry per sample of inputs", found, "Check both lengths.")
-    node_names = _names(getattr(parts, "names", None) if names is None else names, len(parts))
-    rows = _index_rows(parts, len(pool), None if node_names is None else node_names.names)
+    rows, node_names = _rows(parts, len(pool), names)
 
     def place(sample: int) -> str:
         node = next((node for node, row in enumerate(rows) if sample in row), None)
@@ -65,19 +60,53 @@ def federate(inputs: Any, labels: Any, parts: Sequence[Any], *, names: Sequence[
         return f"sample {sample} of {owner}"
 
     check.finite(place, inputs=pool, labels=targets)
+    if targets.dtype.kind in "iu":
+        targets = _as_int32(targets)
+    indices, sizes = _index_table(rows)
+    return FederatedData(
+        inputs=jnp.asarray(pool), labels=jnp.asarray(targets), indices=indices, sizes=sizes, node_names=node_names
+    )
+
+
+def redeal(data: FederatedData, parts: Sequence[Any], *, names: Sequence[str] | None = None) -> FederatedData:
+    """The same pool of samples, which stays where it is on the device, at other nodes.
+
+    Args:
+        data: whose pool is taken, as it is and unchecked.
+        parts, names: as for `federate`.
+
+    Raises:
+        ArgumentError: as `federate` of parts and names.
+    """
+    _check_parts(parts)
+    rows, node_names = _rows(parts, len(data.labels), names)
+    indices, sizes = _index_table(rows)
+    return data._replace(indices=indices, sizes=sizes, node_names=node_names)
+
+
+def _check_parts(parts: Any) -> None:
+    if not hasattr(parts, "__len__") or isinstance(parts, str | dict):
+        remedy = "Pass jaxfl.data.iid(num_samples, num_nodes, seed), for instance; of a dict its list(parts.values())."
+        raise ArgumentError(
+            "parts", "must be a list with the sample indices of each node", f"got {parts!r:.40}", remedy
+        )
+
+
+def _rows(
+    parts: Sequence[Any], num_samples: int, names: Sequence[str] | None
+) -> tuple[list[np.ndarray], NodeNames | None]:
+    """The nodes' indices, checked, and their names."""
+    node_names = _names(getattr(parts, "names", None) if names is None else names, len(parts))
+    return _index_rows(parts, num_samples, None if node_names is None else node_names.names), node_names
+
+
+def _index_table(rows: Sequence[np.ndarray]) -> tuple[Array, Array]:
+    """(n, J) indices, padded with 0, and (n,) sizes."""
     sizes = np.array([len(row) for row in rows], np.int32)
     indices = np.zeros((len(rows), int(sizes.max())), np.int32)
     for row, part in zip(indices, rows, strict=True):
         row[: len(part)] = part
-    if targets.dtype.kind in "iu":
-        targets = _as_int32(targets)
-    return FederatedData(
-        inputs=jnp.asarray(pool),
-        labels=jnp.asarray(targets),
-        indices=jnp.asarray(indices),
-        sizes=jnp.asarray(sizes),
-        node_names=node_names,
-    )
+    return jnp.asarray(indices), jnp.asarray(sizes)
 
 
 def _one_array(argument: str, values: Any) -> np.ndarray | jax.Array:

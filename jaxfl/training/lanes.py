@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core import Array, FederatedData, PyTree, RunKey, run_key
+from jaxfl.core.keys import run_keys, run_words
 from jaxfl.core.threefry import fold_in
 from jaxfl.training.case import Case
 from jaxfl.training.processes import fetched, put
@@ -35,11 +36,16 @@ class Lane(NamedTuple):
         return jax.random.key(self.seed) if self.secret is None else fold_in(self.secret, self.seed)
 
     @property
-    def key(self) -> RunKey:
-        """The key of its rounds; the key of initial parameters is the same for all cases."""
+    def identity(self) -> Mapping[str, Any]:
+        """Everything that tells its runs from those of other lanes on the same data, but for the seed."""
         case = self.case
         default = {"name": self.name, "settings": case.settings, "numbers": case.numbers, "rounds": case.num_rounds}
-        return run_key(self.base, case.identity or default, self.data_digest)
+        return case.identity or default
+
+    @property
+    def key(self) -> RunKey:
+        """The key of its rounds; the key of initial parameters is the same for all cases."""
+        return run_key(self.base, self.identity, self.data_digest)
 
     @property
     def label(self) -> tuple[str, int]:
@@ -123,6 +129,13 @@ class Uploads:
         return self._held[lane.seed]
 
 
+def keys_of(lanes: Sequence[Lane]) -> RunKey:
+    """`key` of each lane, with a lane axis."""
+    bases = {lane.seed: lane.base for lane in {lane.seed: lane for lane in lanes}.values()}
+    words = np.stack([run_words(lane.identity, lane.data_digest) for lane in lanes])
+    return run_keys(jnp.stack([bases[lane.seed] for lane in lanes]), words)
+
+
 def over_lanes(fn: Callable[[PyTree], PyTree], lanes: PyTree, at_once: int) -> PyTree:
     """Map `fn`, a function of one lane, over the lanes."""
     if at_once == jax.tree.leaves(lanes)[0].shape[0]:
@@ -183,4 +196,8 @@ def stack_seeds(trees: Sequence[PyTree]) -> tuple[PyTree, list[bool]]:
 
 def _first_if_equal(first: Array, second: Array) -> Array:
     same = first.shape == second.shape and first.dtype == second.dtype
-    return first if same and np.array_equal(np.asarray(fetched(first)), np.asarray(fetched(second))) else second
+    return (
+        first
+        if first is second or (same and np.array_equal(np.asarray(fetched(first)), np.asarray(fetched(second))))
+        else second
+    )

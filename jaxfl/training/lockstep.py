@@ -151,8 +151,7 @@ class Lockstep:
                 self._keep_state()
         if self._running():
             self._save()
-        for record in self._running():
-            self._end(record)
+        self._end_all([(record, "finished", None) for record in self._running()])
 
     def _running(self) -> list[LaneRecord]:
         return [record for record in self._records if record.ended is None]
@@ -239,8 +238,7 @@ class Lockstep:
             }
             own = record.add(own)
             record.seconds, record.timed_rounds = record.seconds + seconds / len(running), record.timed_rounds + count
-            place = self._state, self._strategy, record.index, record.lane
-            params = partial(self._program.node_params, *place) if chunk.end == self._round else None
+            params = partial(self._params, [record]) if chunk.end == self._round else None
             check = partial(refuse_bad, own, *record.lane.label, first, params, record.lane.node_names, fatal)
             self._guard(record, chunk.end, check)
         looked_at = chunk.scores is not None or chunk.end % self._every % self._most == 0
@@ -252,11 +250,10 @@ class Lockstep:
         ]
         if due:
             self._write_lines(due, self._evaluated() if chunk.scores is None else chunk.scores, chunk.end)
-        for record in self._running():
-            if record in spent:
-                self._end(record, "budget_spent", record.spent())
-            elif chunk.end == record.lane.case.last_round < self._last:
-                self._end(record)
+        running_on = self._running()
+        ending = [(record, "budget_spent", record.spent()) for record in running_on if record in spent]
+        ends = [one for one in running_on if one not in spent and chunk.end == one.lane.case.last_round < self._last]
+        self._end_all([*ending, *((record, "finished", None) for record in ends)])
         self._progress.advance(count * len(running))  # after the note of what was measured
 
     def _guard(self, record: LaneRecord, round_index: int, check: Callable[[], object]) -> None:
@@ -295,14 +292,32 @@ class Lockstep:
         self._checkpoints.save(self._round, self._state, content, stretches)
         self._saved = time.perf_counter()
 
-    def _end(self, record: LaneRecord, status: str = "finished", reason: str | None = None, until: int = 0) -> None:
+    def _params(self, records: Sequence[LaneRecord]) -> list[PyTree]:
+        """Parameters of these lanes now."""
+        places = [record.index for record in records], [record.lane for record in records]
+        return self._program.node_params(self._state, self._strategy, *places)
+
+    def _end_all(self, ending: Sequence[tuple[LaneRecord, str, str | None]]) -> None:
+        """Record lanes that end together; their parameters come in one call."""
+        records = [record for record, _, _ in ending]
+        params = self._params(records) if records and self._final is not None else [None] * len(records)
+        for (record, status, reason), own in zip(ending, params, strict=True):
+            self._end(record, status, reason, params=own)
+
+    def _end(
+        self,
+        record: LaneRecord,
+        status: str,
+        reason: str | None = None,
+        until: int = 0,
+        params: PyTree | None = None,
+    ) -> None:
         """Record the end of a lane. Keep its parameters if it ends well, and its state if other lanes go on."""
         case, until = record.lane.case, until or self._round
         if status == "finished" and case.last_round < case.num_rounds:
             status, reason = "budget_spent", f"the privacy budget pays for {case.last_round} rounds"
         if status in WHOLE and self._final is not None:
-            params = self._program.node_params(self._state, self._strategy, record.index, record.lane)
-            lane = record.lane
+            params, lane = self._params([record])[0] if params is None else params, record.lane
             write_params(self._final, lane.label, self._round, params, lane.node_names, lane.case.class_names)
         if status in WHOLE and self._round not in self._checkpoints.rounds():
             own = Checkpoints(self._directory.path / ENDED / str(record.index), 1, self._directory.owner)

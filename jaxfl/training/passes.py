@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from jaxfl.channel import Costs, Ledger
-from jaxfl.core import ArgumentError, Array, PyTree, Task
-from jaxfl.core.check import at_least, bytes_text
+from jaxfl.core import ArgumentError, Array
+from jaxfl.core.check import at_least
 from jaxfl.core.keys import digest, keyed
 from jaxfl.core.lines import Label
 from jaxfl.core.platform import is_cpu
@@ -24,8 +24,9 @@ from jaxfl.training.case import Case, check_cases
 from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.lanes import Lane, Strategy, Uploads
 from jaxfl.training.pass_directory import PassDirectory
+from jaxfl.training.peak_memory import CHECKPOINT_SHARE, peak_text, require_memory
 from jaxfl.training.processes import least, on_all, on_first, several
-from jaxfl.training.program import CHECKPOINT_SHARE, Compiled, PeakMemory, Program
+from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.run_directory import RunDirectory
 
@@ -169,11 +170,12 @@ def _announce(program: Program, passes: Sequence[Pass], progress: ProgressReport
 def lanes_of(cases: Mapping[str, Case], key: Array | None = None) -> list[Lane]:
     """Every case with each of its seeds, in the order of results.csv."""
     digests: dict[tuple[int, int], tuple[str, tuple[str, ...] | None, tuple[int, ...]]] = {}
+    hashed: dict[tuple[int, ...], Any] = {}  # of arrays that seeds share
     for case in cases.values():
         for seed in case.seeds:
             if (id(case.data), seed) not in digests:
                 data = case.data(seed)
-                digests[id(case.data), seed] = digest(data), data.names, tuple(np.asarray(data.sizes).tolist())
+                digests[id(case.data), seed] = digest(data, hashed), data.names, tuple(np.asarray(data.sizes).tolist())
     return [
         Lane(name, case, seed, *digests[id(case.data), seed], key)
         for name, case in cases.items()
@@ -312,38 +314,3 @@ def fitted(program: Program, compiled: Compiled, *, divided: bool = False) -> Co
 def _free_bytes() -> float:
     """Return the smallest number of free bytes of any process."""
     return least(memory.available_bytes())
-
-
-def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> None:
-    """Raise ArgumentError where state and working memory of a case exceed what is free.
-
-    Args:
-        case, state: its name, and the state of one lane or its shapes; the largest leaf is named.
-        peak: the predicted memory; its inputs are on the device already.
-        task: its `node_loop` decides which remedies the error names.
-    """
-    remedies = ['node_loop "map" or "chunk:k"'] if task.node_loop != "map" else []
-    remedies += ["a smaller batch", "fewer nodes", "a factored or bfloat16 gradient table", "a smaller model"]
-    path, _ = max(jax.tree_util.tree_leaves_with_path(state), key=lambda leaf: num_bytes(leaf[1]))
-    largest = f", most in {jax.tree_util.keystr(path, simple=True, separator='.')}" if path else ""
-    parts = f"{bytes_text(peak.state)} of state{largest}; {bytes_text(peak.working)} to compute and save it"
-    memory.require_fits(
-        "cases",
-        peak.state + peak.working,
-        {},
-        what=f"{case} ({parts})",
-        remedy=f"Take {', '.join(remedies[:-1])} or {remedies[-1]}.",
-    )
-
-
-def peak_text(peaks: dict[str, PeakMemory]) -> str:
-    """One line for the screen: the largest prediction of all cases, in bytes that are held now and bytes to come.
-
-    On a CPU the process's own memory counts: what it has loaded and compiled is most of the peak of a small run.
-    """
-    case, largest = max(peaks.items(), key=lambda item: item[1].total)
-    held, more = max(largest.inputs, memory.resident_bytes()), largest.state + largest.working
-    free = bytes_text(memory.available_bytes())
-    whose = f" ({case})" if len(peaks) > 1 else ""
-    parts = f"{bytes_text(held)} held, {bytes_text(more)} more of {free} free"
-    return f"predicted peak memory {bytes_text(held + more)}: {parts}{whose}"

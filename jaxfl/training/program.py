@@ -21,31 +21,26 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jax.stages import Compiled as Executable
 
-from jaxfl.core import Algorithm, Array, FederatedData, PyTree, RunKey
+from jaxfl.core import Algorithm, Array, FederatedData, PyTree
 from jaxfl.core.node_loop import replicated
 from jaxfl.core.platform import is_cpu
-from jaxfl.core.tree import num_bytes
 from jaxfl.training.case import Case, Measure, check_counted
 from jaxfl.training.chunks import check_start, first_state, info_fields, rounds_fn
-from jaxfl.training.lanes import Lane, LaneValues, Strategy, Tables, Uploads, over_lanes, stack_seeds, update_lanes
+from jaxfl.training.lanes import (
+    Lane,
+    LaneValues,
+    Strategy,
+    Tables,
+    Uploads,
+    keys_of,
+    over_lanes,
+    stack_seeds,
+    update_lanes,
+)
 from jaxfl.training.measures import test_scores
+from jaxfl.training.peak_memory import PeakMemory, predicted_peak
 from jaxfl.training.processes import fetched, put, several
 from jaxfl.training.sharding import LANES, node_mesh, node_shardings, share_shapes, tracing_over
-
-CHECKPOINT_SHARE = 3.0  # of the state, needed to write a checkpoint: measured 2.09 to 2.51, the most on busy processors
-
-
-class PeakMemory(NamedTuple):
-    """Bytes on the device at the worst moment of one program."""
-
-    inputs: int  # training data, test set and data of other measures, there all the time
-    state: int
-    working: int  # temporaries and results of the most demanding program, or a checkpoint's copy
-
-    @property
-    def total(self) -> int:
-        """All bytes."""
-        return self.inputs + self.state + self.working
 
 
 class Compiled(NamedTuple):
@@ -156,10 +151,9 @@ class Program:
             return strategy.place(self._values(lanes[0]))
         rows = {seed: row for row, seed in enumerate(dict.fromkeys(lane.seed for lane in self.lanes))}
         padded = [*lanes, *[lanes[0]] * (strategy.num_slots - len(lanes))]
-        halves = zip(*(map(jax.random.key_data, lane.key) for lane in padded), strict=True)
         columns = {name: [lane.case.numbers[name] for lane in padded] for name in self.case.numbers}
         values = LaneValues(
-            key=RunKey(*(jax.random.wrap_key_data(jnp.asarray(np.stack(half))) for half in halves)),
+            key=keys_of(padded),
             row=jnp.asarray([rows[lane.seed] for lane in padded], jnp.int32),
             numbers={name: jnp.asarray(column, jnp.float32) for name, column in columns.items()},
         )
@@ -178,26 +172,43 @@ class Program:
             return state
         return self.map_lanes(lambda leaf: np.asarray(np.asarray(leaf)[index]), state)
 
-    def node_params(self, state: PyTree, strategy: Strategy, index: int, lane: Lane) -> PyTree:
-        """One lane's parameters, leaves (n, *leaf), of NumPy; the rest of the state, such as tables, is not fetched."""
+    def node_params(
+        self, state: PyTree, strategy: Strategy, indices: Sequence[int], lanes: Sequence[Lane]
+    ) -> list[PyTree]:
+        """Parameters of lanes in these slots, leaves (n, *leaf), of NumPy; what they do not need is not fetched."""
         compute, is_read = self._params_of
-        leaves, structure = jax.tree.flatten(state)
-        pairs = zip(leaves, is_read, strict=True)
-        taken = [leaf if read else np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape) for leaf, read in pairs]
-        own = self.lane_state(jax.tree.unflatten(structure, taken), strategy, index)
-        return jax.device_get(compute(self._values(lane), own))
+
+        def rows(leaf, is_shared):
+            whole = np.asarray(fetched(leaf))
+            if strategy.num_slots == 1 or is_shared:
+                return np.broadcast_to(whole, (len(lanes), *whole.shape))
+            return whole[np.asarray(indices)]
+
+        leaves = zip(jax.tree.leaves(state), self._is_shared, is_read, strict=True)
+        columns = {name: [lane.case.numbers[name] for lane in lanes] for name in self.case.numbers}
+        numbers = {name: np.asarray(column, np.float32) for name, column in columns.items()}
+        params = jax.device_get(compute(numbers, [rows(leaf, is_shared) for leaf, is_shared, read in leaves if read]))
+        return [jax.tree.map(lambda leaf, i=i: leaf[i], params) for i in range(len(lanes))]
 
     @cached_property
-    def _params_of(self) -> tuple[Callable[[LaneValues, PyTree], PyTree], list[bool]]:
-        """(compiled `Algorithm.node_params`, whether it reads each leaf of the state)."""
+    def _params_of(self) -> tuple[Callable[[dict[str, Any], list[Any]], PyTree], list[bool]]:
+        """(compiled `Algorithm.node_params` of lanes, from the leaves that it reads; whether it reads each leaf)."""
 
-        def params(lane: LaneValues, state: PyTree) -> PyTree:
-            return self._algorithm(lane).node_params(state)
+        def params(numbers: dict[str, Array], state: PyTree) -> PyTree:
+            return self.case.algorithm(numbers).node_params(state)
 
-        traced = jax.make_jaxpr(params)(self._values(self.lanes[0]), self.structure).jaxpr
+        traced = jax.make_jaxpr(params)(_concrete_numbers(self.case), self.structure).jaxpr
         used = {id(value) for step in traced.eqns for value in step.invars} | set(map(id, traced.outvars))
-        of_state = traced.invars[-len(jax.tree.leaves(self.structure)) :]
-        return jax.jit(params), [id(value) in used for value in of_state]
+        leaves, structure = jax.tree.flatten(self.structure)
+        is_read = [id(value) in used for value in traced.invars[-len(leaves) :]]
+
+        def of_lane(both: tuple[dict[str, Array], list[Array]]) -> PyTree:
+            numbers, own = both[0], iter(both[1])
+            pairs = zip(leaves, is_read, strict=True)
+            state = [next(own) if read else jnp.zeros(leaf.shape, leaf.dtype) for leaf, read in pairs]
+            return params(numbers, jax.tree.unflatten(structure, state))
+
+        return jax.jit(lambda numbers, own: jax.lax.map(of_lane, (numbers, own))), is_read
 
     def map_lanes(self, fn: Callable[[Any], Any], state: PyTree) -> PyTree:
         """Apply `fn` to every leaf but `round_index`."""
@@ -342,42 +353,3 @@ class Program:
 
 def _concrete_numbers(case: Case) -> dict[str, Array]:
     return {name: jnp.float32(value) for name, value in case.numbers.items()}
-
-
-def predicted_peak(
-    inputs: PyTree,
-    state: PyTree,
-    init: Executable,
-    programs: Sequence[Executable],
-    *,
-    num_copies: int = 1,
-    divided: bool = False,
-) -> PeakMemory:
-    """Predict the peak memory of a program from XLA's numbers for its compiled programs, before they run.
-
-    Args:
-        inputs: arrays, or their shapes, that stay on the device all the time.
-        state: the state, or its shapes; `init` makes it, and `programs` run while it is there.
-        num_copies: devices that share one memory; each holds inputs and state and runs the programs.
-        divided: whether each of these devices holds only its share of the state.
-
-    Returns:
-        The prediction. It counts arrays and temporaries, and on a CPU a checkpoint's copy. The interpreter, the
-        executables, the data set as it was read and scratch memory of a backend's libraries come on top.
-
-    Guarantees:
-        - a state that is updated in place counts once.
-    """
-    held = num_bytes(state) // (num_copies if divided else 1)  # by each of the devices
-    first = _working_bytes(init) - held  # without its result, the state
-    saving = int(CHECKPOINT_SHARE * num_bytes(state)) if is_cpu() else 0
-    running = (num_copies * working for working in (first, *map(_working_bytes, programs)))
-    return PeakMemory(num_copies * num_bytes(inputs), num_copies * held, max(0, saving, *running))
-
-
-def _working_bytes(program: Executable) -> int:
-    """Temporaries, and results that are not written over a donated argument."""
-    found = program.memory_analysis()
-    if found is None:  # a backend that does not report it
-        return 0
-    return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes

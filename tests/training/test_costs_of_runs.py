@@ -46,7 +46,7 @@ def by_hand(rounds, seed):
 
 
 def test_lines_hold_the_sums_over_rounds(whole, tmp_path, monkeypatch):
-    monkeypatch.setattr(lanes, "run_key", lambda key, settings, data: RunKey(key, key))  # the seed's own batches
+    monkeypatch.setattr(lanes, "run_keys", lambda keys, words: RunKey(keys, keys))  # the seed's own batches
     train_toy(tmp_path, {"A": CASE})
     lines = read_run(tmp_path).read_metrics()
     assert {(line["seed"], line["round"]) for line in lines} == set(itertools.product((0, 1), (0, 10, 20, 25)))

@@ -16,8 +16,7 @@ from toy_problem import TASK, toy_algorithm, toy_case, toy_task, train_toy
 from jaxfl.core import ArgumentError
 from jaxfl.gradients import memory
 from jaxfl.training import loop, read_run, restore_state
-from jaxfl.training.passes import peak_text, require_memory
-from jaxfl.training.program import CHECKPOINT_SHARE, PeakMemory, predicted_peak
+from jaxfl.training.peak_memory import CHECKPOINT_SHARE, PeakMemory, peak_text, predicted_peak, require_memory
 from jaxfl.training.progress import ProgressReport
 
 MEGABYTE = 10**6

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
 from jaxfl.algorithms.clients.server import at_clients
-from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links, changing
+from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
 from jaxfl.core import Array, Info, Key, PyTree, Task, Variables
 from jaxfl.core.info import Count, Fatal, plain
 from jaxfl.core.tree import along_nodes, weighted_sum
@@ -124,7 +124,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         >>> uplink(links=Links(success=0.5, quantizer=None, symmetric=False)).bits
         32.0
     """
-    links = changing(links)
+    links = None if links is None or links.is_plain else links
 
     def check(task, clients):
         if updates is not None:

@@ -262,9 +262,7 @@ def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: Py
     return jax.tree.map(jnp.subtract, jax.tree.map(product, broadcast), scale(outflow, node_values))
 
 
-def _lost_messages(
-    state_matrix: np.ndarray, tracker_matrix: np.ndarray, arrived: Array | None
-) -> dict[str, Array]:
+def _lost_messages(state_matrix: np.ndarray, tracker_matrix: np.ndarray, arrived: Array | None) -> dict[str, Array]:
     """Count each node's messages that do not arrive, (n,), int32. A state and a tracker are two messages."""
     if arrived is None:
         return {}

@@ -15,9 +15,8 @@ Letters 2(3), 2018, arXiv:1803.02503.
 Over `links` receivers use their own value in place of a lost x_j, and senders keep a lost y_j, so that the trackers
 still sum to the gradients. Both messages may be rounded; a node keeps the rounding error of its own.
 
-Differences from the paper: gradients of batches; links. All nodes start from the same parameters.
-
-Does not claim: privacy. `gradient_tracking` adds noise, and takes weights that need not be stochastic.
+Differences from the paper: gradients of batches; links. All nodes start from the same parameters. `gradient_tracking`
+has noise, and weights that need not be stochastic.
 """
 
 from __future__ import annotations
@@ -74,14 +73,10 @@ def ab(
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         batch_size: samples in a gradient.
         clip_norm: bound on the L2 norm of each sample's gradient; None does not clip.
-        links: `jaxfl.links(...)`, over which x and y travel, each in a message of its own; None loses and rounds
-            nothing.
+        links: `jaxfl.links(...)`, over which x and y travel, each in its own message; None loses and rounds nothing.
 
     Returns:
         An `Algorithm`; the loss of its info and the consensus distance are taken at the parameters after the round.
-
-    Raises:
-        ArgumentError: a graph that does not qualify, or a number out of range; from `init`, data with too few samples.
 
     Guarantees:
         - the trackers sum to the gradients, sum_i y_i = sum_i g_i, after every round, whatever links lose and round.
@@ -111,11 +106,8 @@ def ab(
 
     def draw(key, state, data):
         k = state.round_index
-        return Draws(
-            gradient=estimator.draw(key, k + 1, data),
-            links=pull.draw(key, k),
-            tracker_links=push.draw(stream_key(key, 1), k),
-        )
+        of_trackers = push.draw(stream_key(key, 1), k)
+        return Draws(gradient=estimator.draw(key, k + 1, data), links=pull.draw(key, k), tracker_links=of_trackers)
 
     def update(state, data, draws):
         k = state.round_index

@@ -1,8 +1,8 @@
 """Exchange of messages between neighbors of a graph: a component of algorithms that mix, over links or without.
 
-With A the matrix of the messages that arrive and q the rounded values, node i gets x_i + sum_j A_ij q_j - q_i; its plain
-form is sum_j P_ij x_j. Rounding thus keeps the sums of x that A keeps: the compensating strategy of Carli, Fagnani,
-Frasca, Zampieri, "Gossip consensus algorithms via quantized communication", Automatica 46(1), 2010.
+With A the matrix of the messages that arrive and q the rounded values, node i gets x_i + sum_j A_ij q_j - q_i; the
+plain form is sum_j P_ij x_j. Rounding thus keeps the sums of x that A keeps: the compensating strategy of Carli,
+Fagnani, Frasca, Zampieri, "Gossip consensus algorithms via quantized communication", Automatica 46(1), 2010.
 """
 
 from __future__ import annotations
@@ -22,39 +22,27 @@ from jaxfl.graphs.mixing import keeps_ones, mix_result
 
 
 class Exchange(NamedTuple):
-    """The way of messages between neighbors, made by `exchange`.
+    """The way of messages between neighbors, made by `exchange`."""
 
-    Attributes:
-        keeps_ones: whether values of one stay one exactly.
-        draw: (key, round index) -> losses and rounding of one round.
-        send_result: (draws, fn, operands, round index) -> ((mixture, mixture), numbers by name): the mixtures of both
-            trees `fn(*operands)`, leaves (n, *leaf), the second never rounded; bits and counts (n,) of the messages,
-            lost ones, too. Elementwise functions are computed while mixing.
-    """
-
-    keeps_ones: bool
-    draw: Callable[[Key, Array], LinkDraws]
+    keeps_ones: bool  # values of one stay one exactly
+    draw: Callable[[Key, Array], LinkDraws]  # (key, round index) -> losses and rounding
+    # (draws, fn, operands, round index) -> (mixtures of both trees fn(*operands), the second never rounded; numbers as
+    # below). An elementwise `fn` is computed while mixing.
     send_result: Callable[..., tuple[tuple[PyTree, PyTree], dict[str, Array]]]
 
     def send(self, draws: LinkDraws, tree: PyTree, round_index: Array) -> tuple[PyTree, dict[str, Array]]:
-        """The mixture of a tree with leaves (n, *leaf), and bits and counts (n,) of its messages by name."""
+        """The mixture of a tree, leaves (n, *leaf); bits and counts (n,) of its messages by name, lost ones, too."""
         (mixture, _), numbers = self.send_result(draws, lambda tree: (tree, ()), (tree,), round_index)
         return mixture, numbers
 
 
 def exchange(graph: Graph, links: Links | None = None, *, kept_by: str) -> Exchange:
-    """The way by which messages reach neighbors.
+    """The way by which messages reach neighbors; links that lose and round nothing change no bit.
 
     Args:
         graph: static.
-        links: `jaxfl.links(...)`; None loses and rounds nothing.
+        links: `jaxfl.links(...)`, for as many nodes; None loses and rounds nothing.
         kept_by: "sender" or "receiver": who keeps the weight of a lost message, see `lossy_mix`.
-
-    Raises:
-        ArgumentError: links of another number of nodes.
-
-    Guarantees:
-        - links that lose and round nothing change no bit.
     """
     links = links or PLAIN
     links.check_num_nodes(graph.num_nodes)

@@ -158,8 +158,8 @@ def gradient_tracking(
     links = links or PLAIN
     _check_links(links, num_nodes, plan)
     estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
-    num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (pull, push))
-    num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (pull, push))
+    # Messages to i from j in a round, (n, n): a state and a tracker are two.
+    edges = sum(((weights > 0) & ~np.eye(num_nodes, dtype=bool)).astype(np.int32) for weights in (pull, push))
 
     def unit(key, k, tree):
         return unit_noise.draw(purpose_key(key, Purpose.NOISE, k), tree)
@@ -216,19 +216,20 @@ def gradient_tracking(
             gradient,
             state.gradient,
         )
+        bits = jnp.asarray(edges, jnp.float32) * (links.bits * (size(params) // num_nodes))
+        info = info.plus(
+            {} if arrived is None else {LOST_MESSAGES: jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)},
+            counts,
+            consensus_distance=consensus_distance(params),
+            bits_sent=bits.sum(axis=0),
+            bits_received=bits.sum(axis=1),
+        )
         new_state = State(
             params=params,
             broadcast_params=broadcast,
             gradient_tracker=tracker,
             gradient=gradient,
             round_index=k + 1,
-        )
-        info = info.plus(
-            _lost_messages(pull, push, arrived),
-            counts,
-            consensus_distance=consensus_distance(params),
-            bits_sent=jnp.asarray(num_receivers, jnp.float32) * (links.bits * (size(params) // num_nodes)),
-            bits_received=jnp.asarray(num_senders, jnp.float32) * (links.bits * (size(params) // num_nodes)),
         )
         return new_state, info
 
@@ -260,14 +261,6 @@ def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: Py
         return jnp.tensordot(matrix, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
 
     return jax.tree.map(jnp.subtract, jax.tree.map(product, broadcast), scale(outflow, node_values))
-
-
-def _lost_messages(state_matrix: np.ndarray, tracker_matrix: np.ndarray, arrived: Array | None) -> dict[str, Array]:
-    """Count each node's messages that do not arrive, (n,), int32. A state and a tracker are two messages."""
-    if arrived is None:
-        return {}
-    edges = jnp.asarray((state_matrix > 0).astype(np.int32) + (tracker_matrix > 0).astype(np.int32))
-    return {LOST_MESSAGES: jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)}
 
 
 def _check_links(links: Links, num_nodes: int, schedule: TrackingSchedule) -> None:

@@ -151,6 +151,10 @@ class Learning:
     max_delay: int = 16
     """Largest delay of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 
+    stationarity_samples: int = stated(0)
+    """Training samples of each node on which an evaluation measures the left side of the paper's equation (10), the
+    mean over nodes of |grad f(z_i)|^2. 0: not at all; it costs as many passes as there are nodes."""
+
     @property
     def has_table(self) -> bool:
         """True where the method keeps gradients."""

@@ -122,7 +122,6 @@ jaxfl/algorithms/d_psgd.py: step(mixture, direction) => step(state.params, direc
 jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]
 jaxfl/channel/links.py: t + (one - rounded) => t + (rounded - one)
-jaxfl/algorithms/ab.py: y + (new - old) => y + (old - new)
 [tests/algorithms/clients/test_private_updates.py]
 jaxfl/algorithms/clients/uplink.py: lambda _: float(num_expected) => lambda _: float(num_expected + 1)
 [tests/algorithms/test_gradient_tracking.py]

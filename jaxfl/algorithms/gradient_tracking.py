@@ -49,9 +49,10 @@ from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, a
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
-from jaxfl.gradients import fixed, mini_batch
+from jaxfl.gradients import GradientEstimator, fixed, mini_batch
 from jaxfl.graphs.spectral import spanning_tree_roots
-from jaxfl.privacy.mechanisms import add
+from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy.mechanisms import released
 from jaxfl.privacy.tracking import TrackingSchedule, gradient_tracking_statements
 
 
@@ -69,8 +70,8 @@ class Draws(NamedTuple):
     """The random numbers of one round k."""
 
     gradient: Any  # draws of the gradient estimator: which samples g^{k+1} uses
-    state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
-    tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled
+    state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled; None without noise
+    tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled; None without noise
     links: LinkDraws  # arrival of x~^k, y~^k, rounding of x~^{k+1}, y~^k
 
 
@@ -144,25 +145,41 @@ def gradient_tracking(
         ([2, 2], [128.0, 128.0])
     """
     plan: TrackingSchedule = copied(schedule)
-    # R and C: along R nodes pull states from their in-neighbors, along C they push trackers to their out-neighbors.
-    pull, push = _as_matrices(state_weights, tracker_weights, names)
-    num_nodes = len(pull)
-    check_steps(state_mixing=plan.state_mixing, tracker_mixing=plan.tracker_mixing, step_size=plan.step_size)
-    check_noise_scales(
-        num_nodes,
-        state_noise_scale=plan.state_noise_scale,
-        tracker_noise_scale=plan.tracker_noise_scale,
-    )
     unit_noise, clip_order = noise_of(distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
-    links = links or PLAIN
-    _check_links(links, num_nodes, plan)
+    _check_links(links or PLAIN, plan)
     estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
+    weights = state_weights, tracker_weights, names
+    learner = tracking_rounds(task, weights, plan, estimator, unit_noise, gradient_at=gradient_at, links=links)
+    scales = {"state_noise_scale": plan.state_noise_scale, "tracker_noise_scale": plan.tracker_noise_scale}
+    check_noise_scales(len(state_weights), **scales)
+    sums = {"state_in_weights": np.sum(state_weights, axis=1), "tracker_out_weights": np.sum(tracker_weights, axis=0)}
+    settings = len(state_weights), plan, clip_norm, distribution, gradient_at
+    return learner._replace(releases=of_noisy_states(gradient_tracking_statements, *settings, **sums))
+
+
+def tracking_rounds(
+    task: Task,
+    weights: tuple[Any, Any, Sequence[str] | None],
+    plan: TrackingSchedule,
+    estimator: GradientEstimator,
+    noise: NoiseMechanism,
+    *,
+    gradient_at: str,
+    links: Links | None,
+) -> Algorithm:
+    """The rounds of `gradient_tracking`, whose noise has scale 1 here, and of `ab`, without noise."""
+    # R and C: along R nodes pull states from their in-neighbors, along C they push trackers to their out-neighbors.
+    pull, push = _as_matrices(*weights)
+    num_nodes = len(pull)
+    check_steps(state_mixing=plan.state_mixing, tracker_mixing=plan.tracker_mixing, step_size=plan.step_size)
+    links = links or PLAIN
+    links.check_num_nodes(num_nodes)
     # Messages to i from j in a round, (n, n): a state and a tracker are two.
     edges = sum(((weights > 0) & ~np.eye(num_nodes, dtype=bool)).astype(np.int32) for weights in (pull, push))
 
     def unit(key, k, tree):
-        return unit_noise.draw(purpose_key(key, Purpose.NOISE, k), tree)
+        return noise.draw(purpose_key(key, Purpose.NOISE, k), tree)
 
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
@@ -172,7 +189,7 @@ def gradient_tracking(
     def init(key, data):
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
-        noisy = add(params, scale(scale_at(plan.state_noise_scale, 0), unit(key, 0, params)))
+        noisy = released(noise, params, scale(scale_at(plan.state_noise_scale, 0), unit(key, 0, params)))
         broadcast = links.send(noisy, links.draw_rounding(key, 0, num_nodes)).values
         at = point(params, broadcast)
         estimator_state = estimator.init(task, key, at, data)
@@ -188,7 +205,7 @@ def gradient_tracking(
 
     def draw(key, state, data):
         k = state.round_index
-        state_noise, tracker_noise = unit(key, k + 1, (state.params, state.gradient_tracker))
+        state_noise, tracker_noise = unit(key, k + 1, (state.params, state.gradient_tracker)) or (None, None)
         return Draws(
             gradient=estimator.draw(key, k + 1, data),
             state_noise=scale(scale_at(plan.state_noise_scale, k + 1), state_noise),
@@ -204,7 +221,8 @@ def gradient_tracking(
         params = jax.tree.map(
             lambda x, change, y: x + alpha * change - gamma * y, state.params, state_change, state.gradient_tracker
         )
-        noisy, noisy_tracker = add((params, state.gradient_tracker), (draws.state_noise, draws.tracker_noise))
+        noisy = released(noise, params, draws.state_noise)
+        noisy_tracker = released(noise, state.gradient_tracker, draws.tracker_noise)
         (broadcast, sent_tracker), counts = links.send((noisy, noisy_tracker), draws.links.rounding)
         own_tracker = links.with_error(state.gradient_tracker, sent_tracker, noisy_tracker)
         tracker_change = _inflow(push, 0, arrived, sent_tracker, own_tracker)
@@ -233,20 +251,10 @@ def gradient_tracking(
         )
         return new_state, info
 
-    releases = of_noisy_states(
-        gradient_tracking_statements,
-        num_nodes,
-        plan,
-        clip_norm,
-        distribution,
-        gradient_at,
-        state_in_weights=pull.sum(axis=1),
-        tracker_out_weights=push.sum(axis=0),
-    )
-    nodes = num_nodes, names
-    return algorithm(
-        init, draw, update, lambda state: point(state.params, state.broadcast_params), nodes=nodes, releases=releases
-    )
+    def node_params(state):
+        return point(state.params, state.broadcast_params)
+
+    return algorithm(init, draw, update, node_params, nodes=(num_nodes, weights[2]))
 
 
 def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: PyTree, node_values: PyTree) -> PyTree:
@@ -263,9 +271,8 @@ def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: Py
     return jax.tree.map(jnp.subtract, jax.tree.map(product, broadcast), scale(outflow, node_values))
 
 
-def _check_links(links: Links, num_nodes: int, schedule: TrackingSchedule) -> None:
-    """Refuse links of other nodes, and losses where a budget may be stated: it is proven for constant weights."""
-    links.check_num_nodes(num_nodes)
+def _check_links(links: Links, schedule: TrackingSchedule) -> None:
+    """Refuse links that lose messages where a budget may be stated: it is proven for constant weights."""
     if not links.may_lose:
         return
     for scales in (schedule.state_noise_scale, schedule.tracker_noise_scale):

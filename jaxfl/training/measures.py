@@ -291,7 +291,7 @@ def stationarity(task: Task, most_samples: int, *, at_nodes: bool = False) -> Me
     def compute(node_params: PyTree, samples: SomeSamples) -> dict[str, Array]:
         def at(model):
             gradients, metrics = over_nodes(lambda part: of_node(model, part), task.node_loop)(samples)
-            return sum(jnp.sum(leaf.mean(axis=0) ** 2) for leaf in jax.tree.leaves(gradients)), metrics
+            return jnp.stack([jnp.sum(leaf.mean(axis=0) ** 2) for leaf in jax.tree.leaves(gradients)]).sum(), metrics
 
         squared, metrics = at(average_model(node_params))
         named = {f"train_{name}_average_model": values.mean() for name, values in metrics.items()}

@@ -57,36 +57,6 @@ def d_psgd(x0, mixing_matrices, gradients, step_size, rounds, quantize):
     return x
 
 
-def ab(x0, rows, columns, gradients, step_size, first, rounds, quantize):
-    """AB where a receiver moves towards what it hears, and a tracker gives away what arrives.
-
-    Args:
-        x0, gradients, step_size, quantize: as for `push_sum`.
-        rows, columns: R and C, (n, n).
-        first: entries of each node for g_0.
-        rounds: list of (entries for g_{k+1}, arrived (n, n) and uniform numbers of states, the same of trackers).
-
-    Returns:
-        (x, y, g): lists over nodes after all rounds.
-    """
-    n, x, g = len(x0), list(x0), [gradient(one, own) for gradient, one, own in zip(gradients, x0, first, strict=True)]
-    y = list(g)
-    for entries, arrived, numbers, arrived_trackers, tracker_numbers in rounds:
-        q = [quantized(x[j], numbers[j], quantize) for j in range(n)]
-        p = [quantized(y[j], tracker_numbers[j], quantize) for j in range(n)]
-        new_x, new_y = [add(x[i], -step_size, y[i]) for i in range(n)], list(y)
-        for i in range(n):
-            for j in range(n):
-                if i != j and arrived[i, j]:
-                    new_x[i] = add(add(new_x[i], rows[i, j], q[j]), -rows[i, j], q[i])
-                if i != j and arrived_trackers[i, j]:
-                    new_y[i], new_y[j] = add(new_y[i], columns[i, j], p[j]), add(new_y[j], -columns[i, j], p[j])
-        new_g = [gradients[i](new_x[i], entries[i]) for i in range(n)]
-        y = [add(add(new_y[i], 1.0, new_g[i]), -1.0, g[i]) for i in range(n)]
-        x, g = new_x, new_g
-    return x, y, g
-
-
 def gradient_tracking(x0, state_weights, tracker_weights, gradients, steps, first, rounds, quantize):
     """Algorithm 1 of Chen, Wang, Zhang at the broadcast states, where states are heard and trackers handed over.
 

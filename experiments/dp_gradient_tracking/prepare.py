@@ -58,8 +58,12 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         }
 
     cases = cases_of(ready, Configuration.algorithm, of_row)
-    failures, lines = _conditions(rows)
-    lines += [*_description(rows, sizes), *few([f"{name}: {_row(row.config)}" for name, row in rows.items()])]
+    failures, lines, rates = _conditions(rows)
+    lines += [
+        *_description(rows, sizes),
+        *few(rates),
+        *few([f"{name}: {_row(row.config)}" for name, row in rows.items()]),
+    ]
     graphs = {(row.config.weights.graph, row.config.agents.nodes) for row in rows.values()}
     # A file of the same name may hold other weights at a resume.
     files = sorted(file for file in graphs if is_graph_file(file[0]))
@@ -87,8 +91,8 @@ def _sizes(name: str, row: Row) -> list[int]:
     return sizes
 
 
-def _conditions(rows: Mapping[str, Row]) -> tuple[dict[str, list[Condition]], list[str]]:
-    """Conditions of the theorems that each case of gradient tracking breaks, and the same in sentences."""
+def _conditions(rows: Mapping[str, Row]) -> tuple[dict[str, list[Condition]], list[str], list[str]]:
+    """Conditions of the theorems that each case of gradient tracking breaks, the same in sentences, and its rates."""
     failures: dict[str, list[Condition]] = {}
     estimates: dict[tuple, float] = {}
     rates: dict[str, None] = {}
@@ -108,7 +112,7 @@ def _conditions(rows: Mapping[str, Row]) -> tuple[dict[str, list[Condition]], li
             remedy = "Change steps, noise or graph, or leave --strict out."
             raise ArgumentError("strict", "every condition of the theorems must hold", found, remedy)
     lines = [f"L = {value:.3g}, estimated by a probing run (a lower bound)" for value in estimates.values()]
-    return failures, lines + few([*rates]) + few(warnings(failures))
+    return failures, lines + few(warnings(failures)), [*rates]
 
 
 def _estimate_smoothness(config: Configuration) -> float:

@@ -21,7 +21,9 @@ def described(name, changes):
 
 def warned(name, **changes):
     """The conditions among these lines, without their numbers."""
-    return {line.split(" fails")[0].removeprefix("warning: ") for line in described(name, changes) if " fails: " in line}
+    return {
+        line.split(" fails")[0].removeprefix("warning: ") for line in described(name, changes) if " fails: " in line
+    }
 
 
 def test_embracing_names_what_theorem_1_allows():

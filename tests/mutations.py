@@ -127,7 +127,7 @@ jaxfl/algorithms/clients/uplink.py: lambda _: float(num_expected) => lambda _: f
 [tests/algorithms/test_gradient_tracking.py]
 jaxfl/algorithms/gradient_tracking.py: y + beta * change + (new - old) => y + beta * change + (old - new)
 [tests/test_keys_of_a_round.py tests/test_contract.py -k gradient_tracking]
-jaxfl/algorithms/gradient_tracking.py: unit(key, k + 1, (state => unit(key, 1, (state
+jaxfl/algorithms/gradient_tracking.py: purpose_key(key, Purpose.NOISE, k + 1) => purpose_key(key, Purpose.NOISE, 1)
 [tests/algorithms/test_dzofl.py]
 jaxfl/algorithms/dzofl.py: arrivals * (n / jnp.maximum => arrivals * (1 / jnp.maximum
 [tests/algorithms/test_ali_dpfl.py]

@@ -9,8 +9,6 @@ Xin, Khan, "A Linear Algorithm for Optimization over Directed Graphs with Geomet
 Letters 2(3), 2018, arXiv:1803.02503.
 
 Differences from the paper: gradients of batches; links. All nodes start from the same parameters.
-
-Does not claim: privacy.
 """
 
 from __future__ import annotations
@@ -52,9 +50,6 @@ def ab(
 
     Returns:
         An `Algorithm` with the state and the info of `gradient_tracking`.
-
-    Raises:
-        ArgumentError: a graph that does not qualify, or a number out of range; from `init`, data with too few samples.
 
     Guarantees:
         - without noise the error on a strongly convex problem falls geometrically.

@@ -153,9 +153,10 @@ def gradient_tracking(
     learner = tracking_rounds(task, weights, plan, estimator, unit_noise, gradient_at=gradient_at, links=links)
     scales = {"state_noise_scale": plan.state_noise_scale, "tracker_noise_scale": plan.tracker_noise_scale}
     check_noise_scales(len(state_weights), **scales)
-    sums = {"state_in_weights": np.sum(state_weights, axis=1), "tracker_out_weights": np.sum(tracker_weights, axis=0)}
+    received, sent = np.sum(state_weights, axis=1, dtype=np.float64), np.sum(tracker_weights, axis=0, dtype=np.float64)
     settings = len(state_weights), plan, clip_norm, distribution, gradient_at
-    return learner._replace(releases=of_noisy_states(gradient_tracking_statements, *settings, **sums))
+    of_run = {"state_in_weights": received, "tracker_out_weights": sent}
+    return learner._replace(releases=of_noisy_states(gradient_tracking_statements, *settings, **of_run))
 
 
 def tracking_rounds(
@@ -178,9 +179,6 @@ def tracking_rounds(
     # Messages to i from j in a round, (n, n): a state and a tracker are two.
     edges = sum(((weights > 0) & ~np.eye(num_nodes, dtype=bool)).astype(np.int32) for weights in (pull, push))
 
-    def unit(key, k, tree):
-        return noise.draw(purpose_key(key, Purpose.NOISE, k), tree)
-
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
 
@@ -189,7 +187,8 @@ def tracking_rounds(
     def init(key, data):
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
-        noisy = released(noise, params, scale(scale_at(plan.state_noise_scale, 0), unit(key, 0, params)))
+        drawn = scale(scale_at(plan.state_noise_scale, 0), noise.draw(purpose_key(key, Purpose.NOISE, 0), params))
+        noisy = released(noise, params, drawn)
         broadcast = links.send(noisy, links.draw_rounding(key, 0, num_nodes)).values
         at = point(params, broadcast)
         estimator_state = estimator.init(task, key, at, data)
@@ -205,7 +204,8 @@ def tracking_rounds(
 
     def draw(key, state, data):
         k = state.round_index
-        state_noise, tracker_noise = unit(key, k + 1, (state.params, state.gradient_tracker)) or (None, None)
+        pair, noise_key = (state.params, state.gradient_tracker), purpose_key(key, Purpose.NOISE, k + 1)
+        state_noise, tracker_noise = noise.draw(noise_key, pair) or (None, None)
         return Draws(
             gradient=estimator.draw(key, k + 1, data),
             state_noise=scale(scale_at(plan.state_noise_scale, k + 1), state_noise),
@@ -218,22 +218,16 @@ def tracking_rounds(
         alpha, beta = at_round(plan.state_mixing, k), at_round(plan.tracker_mixing, k)
         gamma, arrived = at_round(plan.step_size, k), draws.links.arrived
         state_change = _inflow(pull, 1, arrived, state.broadcast_params, state.params)
-        params = jax.tree.map(
-            lambda x, change, y: x + alpha * change - gamma * y, state.params, state_change, state.gradient_tracker
-        )
+        terms = state.params, state_change, state.gradient_tracker
+        params = jax.tree.map(lambda x, change, y: x + alpha * change - gamma * y, *terms)
         noisy = released(noise, params, draws.state_noise)
         noisy_tracker = released(noise, state.gradient_tracker, draws.tracker_noise)
         (broadcast, sent_tracker), counts = links.send((noisy, noisy_tracker), draws.links.rounding)
         own_tracker = links.with_error(state.gradient_tracker, sent_tracker, noisy_tracker)
         tracker_change = _inflow(push, 0, arrived, sent_tracker, own_tracker)
         gradient, _, info = estimator.estimate(task, point(params, broadcast), None, data, draws.gradient, k + 1)
-        tracker = jax.tree.map(
-            lambda y, change, new, old: y + beta * change + (new - old),
-            state.gradient_tracker,
-            tracker_change,
-            gradient,
-            state.gradient,
-        )
+        terms = state.gradient_tracker, tracker_change, gradient, state.gradient
+        tracker = jax.tree.map(lambda y, change, new, old: y + beta * change + (new - old), *terms)
         bits = jnp.asarray(edges, jnp.float32) * (links.bits * (size(params) // num_nodes))
         info = info.plus(
             {} if arrived is None else {LOST_MESSAGES: jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)},
@@ -273,13 +267,11 @@ def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: Py
 
 def _check_links(links: Links, schedule: TrackingSchedule) -> None:
     """Refuse links that lose messages where a budget may be stated: it is proven for constant weights."""
-    if not links.may_lose:
-        return
-    for scales in (schedule.state_noise_scale, schedule.tracker_noise_scale):
-        if check.is_traced(scales) or np.any(np.asarray(scales) != 0):
-            requirement = "must lose nothing where there is noise: its budget holds for weights that do not change"
-            remedy = "Pass success=1.0, or noise scales of 0 that are not traced."
-            raise ArgumentError("links", requirement, "got links that may lose messages, and noise", remedy)
+    scales = schedule.state_noise_scale, schedule.tracker_noise_scale
+    if links.may_lose and any(check.is_traced(one) or np.any(np.asarray(one) != 0) for one in scales):
+        requirement = "must lose nothing where there is noise: its budget holds for weights that do not change"
+        remedy = "Pass success=1.0, or noise scales of 0 that are not traced."
+        raise ArgumentError("links", requirement, "got links that may lose messages, and noise", remedy)
 
 
 def _as_matrices(

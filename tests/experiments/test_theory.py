@@ -1,4 +1,4 @@
-"""Conditions of the theorems: what a run breaks is named with its numbers, and each system's page says what they are."""
+"""Conditions of the theorems: a run names what it breaks, with its numbers, and each system's page lists them."""
 
 from pathlib import Path
 
@@ -57,8 +57,8 @@ def test_tracking_states_the_rate_of_its_scheme():
 @pytest.mark.parametrize(("step_size", "breaks"), [(0.01, False), (3.0, True)])
 def test_ali_dpfl_compares_its_step_size_with_the_estimated_beta(step_size, breaks, tmp_path, capsys):
     """beta is known at the end of a run; 1 - eta beta / 2, by which phi moves, is printed for each case."""
-    words = f"--method ALI-DPFL --constants as_published --rounds 3 --step-size {step_size} --quiet --out {tmp_path / 'run'}"
-    assert main(EXPERIMENTS["ali_dpfl"], words.split()) == 0
+    words = f"--method ALI-DPFL --constants as_published --rounds 3 --step-size {step_size} --quiet"
+    assert main(EXPERIMENTS["ali_dpfl"], [*words.split(), "--out", str(tmp_path / "run")]) == 0
     told = capsys.readouterr().out
     assert ("Theorem 2: eta beta <= 1 fails" in told) == breaks
     assert "omega (1 - eta beta / 2)" in told

@@ -147,10 +147,10 @@ def gradient_tracking(
     plan: TrackingSchedule = copied(schedule)
     unit_noise, clip_order = noise_of(distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
-    _check_links(links or PLAIN, plan)
     estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     weights = state_weights, tracker_weights, names
     learner = tracking_rounds(task, weights, plan, estimator, unit_noise, gradient_at=gradient_at, links=links)
+    _check_links(links or PLAIN, plan)
     scales = {"state_noise_scale": plan.state_noise_scale, "tracker_noise_scale": plan.tracker_noise_scale}
     check_noise_scales(len(state_weights), **scales)
     received, sent = np.sum(state_weights, axis=1, dtype=np.float64), np.sum(tracker_weights, axis=0, dtype=np.float64)

@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def described(name, changes):
     """The lines that an experiment prints before its runs."""
     experiment = EXPERIMENTS[name]
+    assert experiment.prepare is not None
     return [*experiment.prepare(request(experiment, changes, (), None).rows).description]
 
 

@@ -293,6 +293,7 @@ def check_config(config: Configuration) -> None:
         raise ArgumentError("iterations", requirement, found, "Pass the number of rounds.")
     if not automatic or config.run.evaluate_every:  # 0 until K is known
         check.at_least(1, evaluate_every=config.run.evaluate_every)
+    check.at_least(0, stationarity_samples=config.learning.stationarity_samples)
     check.open_unit(dp_delta=budget.dp_delta)
     check.positive(c2=budget.c2, gradient_bound=budget.gradient_bound)
     if budget.noise == "grid_gaussian":

@@ -10,6 +10,7 @@ from jaxfl import models as models
 from jaxfl import privacy as privacy
 from jaxfl import training as training
 from jaxfl.algorithms import a_dp2_sgd as a_dp2_sgd
+from jaxfl.algorithms import ab as ab
 from jaxfl.algorithms import ali_dpfl as ali_dpfl
 from jaxfl.algorithms import client_sgd as client_sgd
 from jaxfl.algorithms import d_psgd as d_psgd

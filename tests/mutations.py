@@ -121,13 +121,13 @@ jaxfl/algorithms/d_psgd.py: step(mixture, direction) => step(state.params, direc
 [tests/algorithms/test_references.py -k a_dp2]
 jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]
-jaxfl/algorithms/exchange.py: m + (value - rounded) => m + (rounded - value)
+jaxfl/channel/links.py: t + (one - rounded) => t + (rounded - one)
 [tests/algorithms/clients/test_private_updates.py]
 jaxfl/algorithms/clients/uplink.py: lambda _: float(num_expected) => lambda _: float(num_expected + 1)
 [tests/algorithms/test_gradient_tracking.py]
 jaxfl/algorithms/gradient_tracking.py: y + beta * change + (new - old) => y + beta * change + (old - new)
 [tests/test_keys_of_a_round.py tests/test_contract.py -k gradient_tracking]
-jaxfl/algorithms/gradient_tracking.py: unit(key, k + 1, pair) => unit(key, 1, pair)
+jaxfl/algorithms/gradient_tracking.py: purpose_key(key, Purpose.NOISE, k + 1) => purpose_key(key, Purpose.NOISE, 1)
 [tests/algorithms/test_dzofl.py]
 jaxfl/algorithms/dzofl.py: arrivals * (n / jnp.maximum => arrivals * (1 / jnp.maximum
 [tests/algorithms/test_ali_dpfl.py]

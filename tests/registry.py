@@ -8,12 +8,14 @@ from typing import Any, NamedTuple
 
 import examples
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 from examples import Example, MakeTask
 
 from jaxfl import graphs
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
 from jaxfl.algorithms.a_dp2_sgd import released_gradients as released_by_a_dp2_sgd
+from jaxfl.algorithms.ab import ab
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
 from jaxfl.algorithms.clients.bound_constants import published_constants
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
@@ -120,6 +122,22 @@ def _gradient_tracking(make_task: MakeTask) -> Example:
         centralized=complete,
         conserved=lambda sizes: consensus_weights(pair["state_weights"]),
         resized=lambda nodes: dict.fromkeys(pair, graphs.ring(nodes).mixing_matrix(0)),
+    )
+
+
+def _ab(make_task: MakeTask) -> Example:
+    graph = graphs.from_networkx(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2), (0, 3)]))
+    edges = graph.adjacency(0)
+    return examples.exchange(
+        make_task,
+        graph,
+        [
+            ({"graph": graphs.exponential(examples.NODES)}, "graph: must be the same in every round"),
+            ({"graph": graphs.from_matrix(np.eye(examples.NODES))}, "graph: .*strongly connected"),
+        ],
+        arguments=lambda numbers: {"step_size": numbers.step_size, "batch_size": numbers.batch_size},
+        conserved=lambda sizes: consensus_weights(edges / edges.sum(axis=1, keepdims=True)),
+        over=examples.over_links,
     )
 
 
@@ -233,6 +251,7 @@ REGISTRY: dict[str, Row] = {
         sends="broadcast_params, and gradient_tracker with its noise",
         noise_draws=("state_noise", "tracker_noise"),
     ),
+    "ab": Row(ab, _ab, sends="params and gradient_tracker"),
     "perturbed_gossip": Row(
         perturbed_gossip, _perturbed_gossip, sends="broadcast_params", noise_draws=("state_noise",)
     ),

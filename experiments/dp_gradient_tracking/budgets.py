@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxfl import privacy
 from jaxfl.core import ArgumentError
+from jaxfl.core.conditions import Condition, violated
 from jaxfl.frame import lay
 from jaxfl.graphs import tracking_conditions as theory
 from jaxfl.privacy import tracking
@@ -73,8 +74,11 @@ def _quantization_step(config: Configuration) -> float:
     return learning.ternary_threshold if learning.method == "ternary-states" else learning.quantization_step
 
 
-def broken_conditions(config: Configuration, smoothness: float) -> list[theory.Condition]:
-    """List the paper's conditions that a case of DP-GT breaks; those on a budget count with Laplace noise alone."""
+def broken_conditions(config: Configuration, smoothness: float) -> tuple[list[Condition], str]:
+    """List the paper's conditions that a case of DP-GT breaks, and state the rate that they give.
+
+    Those on a budget count only with Laplace noise.
+    """
     learning, noise = config.learning, config.agent_noise()
     pair = config.weights.pair(config.agents.nodes)
     steps = theory.StepSizes(learning.state_mixing, learning.tracker_mixing, learning.step_size)
@@ -82,10 +86,12 @@ def broken_conditions(config: Configuration, smoothness: float) -> list[theory.C
     if learning.scheme == "S1":
         exponents = theory.PolynomialExponents(state_noise=noise, tracker_noise=noise)
         conditions = theory.assumption_4(pair, steps, exponents, smoothness=smoothness)
-        return theory.violated([*conditions, *(theory.theorem_4(pair, steps, exponents) if laplace else ())])
+        rate = f"Theorem 2: |grad F|^2 = O((K + 1)^-x), x = {theory.theorem_2(exponents):.3g}"
+        return violated([*conditions, *(theory.theorem_4(pair, steps, exponents) if laplace else ())]), rate
     bases, mu = theory.ExponentialBases(state_noise=noise, tracker_noise=noise), config.theory.gradient_dominance
     conditions = theory.assumption_5(pair, steps, bases, smoothness=smoothness, gradient_dominance=mu)
-    return theory.violated([*conditions, *(theory.theorem_5(pair, steps, bases) if laplace else ())])
+    rate = f"Theorem 3: |grad F|^2 = O(r^K), r = max({theory.theorem_3(bases):.6g}, rho(A_K))"
+    return violated([*conditions, *(theory.theorem_5(pair, steps, bases) if laplace else ())]), rate
 
 
 def has_epsilon(config: Configuration) -> bool:

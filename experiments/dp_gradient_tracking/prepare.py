@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
+from jaxfl.core.conditions import Condition, warnings
 from jaxfl.core.tree import num_bytes, size
 from jaxfl.frame import Prepared, Row, cases_of, few
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.files import is_graph_file, tracking_pair
-from jaxfl.graphs.tracking_conditions import Condition
 from jaxfl.training import stationarity
 from jaxfl.training.chunks import check_start
 
@@ -58,8 +58,12 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         }
 
     cases = cases_of(ready, Configuration.algorithm, of_row)
-    failures, lines = _conditions(rows)
-    lines += [*_description(rows, sizes), *few([f"{name}: {_row(row.config)}" for name, row in rows.items()])]
+    failures, lines, rates = _conditions(rows)
+    lines += [
+        *_description(rows, sizes),
+        *few(rates),
+        *few([f"{name}: {_row(row.config)}" for name, row in rows.items()]),
+    ]
     graphs = {(row.config.weights.graph, row.config.agents.nodes) for row in rows.values()}
     # A file of the same name may hold other weights at a resume.
     files = sorted(file for file in graphs if is_graph_file(file[0]))
@@ -87,11 +91,11 @@ def _sizes(name: str, row: Row) -> list[int]:
     return sizes
 
 
-def _conditions(rows: Mapping[str, Row]) -> tuple[dict[str, list[Condition]], list[str]]:
-    """Conditions of the theorems that each case of gradient tracking breaks, and the same in sentences."""
+def _conditions(rows: Mapping[str, Row]) -> tuple[dict[str, list[Condition]], list[str], list[str]]:
+    """Conditions of the theorems that each case of gradient tracking breaks, the same in sentences, and its rates."""
     failures: dict[str, list[Condition]] = {}
     estimates: dict[tuple, float] = {}
-    by_text: dict[str, list[str]] = {}
+    rates: dict[str, None] = {}
     for name, (config, *_) in rows.items():
         if config.learning.method != "DP-GT":
             continue
@@ -101,17 +105,14 @@ def _conditions(rows: Mapping[str, Row]) -> tuple[dict[str, list[Condition]], li
             if problem not in estimates:
                 estimates[problem] = _estimate_smoothness(config)
             smoothness = estimates[problem]
-        failures[name] = broken_conditions(config, smoothness)
+        failures[name], rate = broken_conditions(config, smoothness)
+        rates[f"{rate}, where no condition fails"] = None
         if config.theory.strict and failures[name]:
             found = f"{name}: " + "; ".join(map(str, failures[name]))
             remedy = "Change steps, noise or graph, or leave --strict out."
             raise ArgumentError("strict", "every condition of the theorems must hold", found, remedy)
-        for condition in failures[name]:
-            by_text.setdefault(str(condition), []).append(name)
     lines = [f"L = {value:.3g}, estimated by a probing run (a lower bound)" for value in estimates.values()]
-    of_all = len(failures) if len(failures) > 1 else None
-    texts = {text: "all cases" if len(names) == of_all else ", ".join(names) for text, names in by_text.items()}
-    return failures, lines + few([f"warning: {text} ({names})" for text, names in texts.items()])
+    return failures, lines + few(warnings(failures)), [*rates]
 
 
 def _estimate_smoothness(config: Configuration) -> float:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxfl.core.conditions import Condition, conditions, warnings
 from jaxfl.core.tree import size
 from jaxfl.frame import Prepared, Row, cases_of
 from jaxfl.training.chunks import check_start
 
-from .options import ALONE, FED_AVG, Configuration, check_config
+from .options import ALONE, DZOFL, FED_AVG, Configuration, check_config
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
@@ -29,7 +31,23 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         return {"data": data_of, "num_rounds": config.learning.rounds, "ledger": config.ledger()}
 
     cases = cases_of(rows, Configuration.algorithm, of_row)
-    return Prepared(cases, [_common(next(iter(rows.values())).config), *_links(rows)])
+    theory = {name: _theory(row.config) for name, row in rows.items() if row.config.learning.method == DZOFL}
+    return Prepared(cases, [_common(next(iter(rows.values())).config), *_links(rows), *warnings(theory)])
+
+
+def _theory(config: Configuration) -> list[Condition]:
+    """What Theorem IV.9 assumes, besides the exponents of the steps, without which no algorithm is built."""
+    learning, success = config.learning, np.asarray(config.success())
+    return conditions(
+        "Theorem IV.9",
+        ("max |Phi| < inf (IV.7)", math.inf if learning.direction == "gaussian" else 1.0, math.inf),
+        (
+            "max E|Q(x) - x|^2 / |x|^2 < inf (IV.5)",
+            math.inf if config.channel.quantizer == "dithered" else 0.0,
+            math.inf,
+        ),
+        ("max p_i - min p_i <= 0 (Lemma A.1)", float(success.max() - success.min()), 0.0),
+    )
 
 
 def _common(config: Configuration) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from jaxfl.core import Algorithm, check
+from jaxfl.core.conditions import Condition, conditions, warnings
 from jaxfl.core.tree import size
 from jaxfl.frame import Finished, Prepared, Request, Row, cases_of
 from jaxfl.frame.run import run
@@ -81,6 +83,7 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
     how = clients.partition + (f" {clients.alpha:g}" if clients.partition == "dirichlet" else "")
     decay = f", a tenth after {' and '.join(map(str, steps.decay_rounds))}" if steps.decay_rounds else ""
     seeds = dict.fromkeys(seed for row in rows.values() for seed in row.seeds)
+    of_cases = {name: _theorem_1(row.config) for name, row in rows.items() if row.config.learning.method == "embracing"}
     return [
         f"{config.data.dataset}: {sizes.sum()} samples over {clients.nodes} clients ({how}: {sizes.min()} to "
         f"{sizes.max()} in seed {first.seeds[0]}), model {config.network.model} with {parameters} parameters",
@@ -89,7 +92,21 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
         f"{' '.join(map(str, seeds))}",
         "A case is a row of the paper's Table 3: how many clients are strong (they train the whole model), moderate "
         "and weak (they train its output side, or a narrow model).",
+        *([f"Theorem 1 covers losses whose L is at most {_largest_smoothness(config):.3g}"] if of_cases else []),
+        *warnings(of_cases),
     ]
+
+
+def _theorem_1(config: Configuration) -> list[Condition]:
+    """What the theorem assumes of local steps; it bounds the step size by L, which nobody estimates here."""
+    steps = config.steps
+    return conditions("Theorem 1", ("momentum <= 0", steps.momentum, 0), ("decay <= 0", steps.weight_decay, 0))
+
+
+def _largest_smoothness(config: Configuration) -> float:
+    """The largest L with eta <= min(1 / (tau L), 1 / (4 L sqrt(tau (tau - 1))))."""
+    eta, tau = config.steps.step_size, config.steps.local_steps
+    return 1 / (eta * max(tau, 4 * math.sqrt(tau * (tau - 1))))
 
 
 def run_or_show(request: Request) -> int:

@@ -151,6 +151,10 @@ class Learning:
     max_delay: int = 16
     """Largest delay of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 
+    stationarity_samples: int = stated(0)
+    """Training samples of each node on which an evaluation measures the left side of the paper's equation (10), the
+    mean over nodes of |grad f(z_i)|^2. 0: not at all; it costs as many passes as there are nodes."""
+
     @property
     def has_table(self) -> bool:
         """True where the method keeps gradients."""
@@ -289,6 +293,7 @@ def check_config(config: Configuration) -> None:
         raise ArgumentError("iterations", requirement, found, "Pass the number of rounds.")
     if not automatic or config.run.evaluate_every:  # 0 until K is known
         check.at_least(1, evaluate_every=config.run.evaluate_every)
+    check.at_least(0, stationarity_samples=config.learning.stationarity_samples)
     check.open_unit(dp_delta=budget.dp_delta)
     check.positive(c2=budget.c2, gradient_bound=budget.gradient_bound)
     if budget.noise == "grid_gaussian":

@@ -25,6 +25,7 @@ from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.files import is_graph_file
 from jaxfl.privacy.gossip import ProblemConstants
 from jaxfl.privacy.stored_gradients import THEOREM
+from jaxfl.training import stationarity
 from jaxfl.training.chunks import check_start
 
 from .options import METHODS, Configuration, check_config
@@ -44,11 +45,14 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         check_config(row.config)
     _refuse_impossible(rows)
     ready = settled(rows, sizes, functools.lru_cache(maxsize=8)(_constants))
+    measure = functools.cache(stationarity)  # the same object for cases that share a program
     most_rounds = {name: rounds_allowed(name, rows[name].config, ready[name].config, sizes[name]) for name in rows}
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config: Configuration = row.config
+        most = config.learning.stationarity_samples
         return {
+            "measures": {"stationarity": measure(config.task(), most, at_nodes=True)} if most else {},
             "data": config.clients.data(config.data),
             "num_rounds": config.learning.iterations,
             "privacy": privacy_of(config, sizes[name]),

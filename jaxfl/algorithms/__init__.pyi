@@ -1,4 +1,5 @@
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd as a_dp2_sgd
+from jaxfl.algorithms.ab import ab as ab
 from jaxfl.algorithms.ali_dpfl import ali_dpfl as ali_dpfl
 from jaxfl.algorithms.clients.blocks import first_half as first_half
 from jaxfl.algorithms.clients.blocks import output_side as output_side

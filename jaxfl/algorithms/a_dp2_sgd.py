@@ -54,7 +54,7 @@ from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
 from jaxfl.privacy import A_DP2_SGD, NoiseMechanism
-from jaxfl.privacy.mechanisms import check_types, released, require_rescaled
+from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_rescaled
 
 
 class EventLog(NamedTuple):
@@ -133,8 +133,8 @@ def a_dp2_sgd(
     check.at_least(0, max_delay=max_delay)
     require_undirected(graph)
     require_strongly_connected(graph)
-    if noise is not None:
-        check.per_node(graph.num_nodes, noise=noise.noise_scale)
+    noise = noise or NO_NOISE
+    check.per_node(graph.num_nodes, noise=noise.noise_scale)
     require_rescaled(noise)
     estimator = mini_batch() if gradient is None else gradient
     # At least two slots: with one, XLA sees the rows of `params` themselves and copies all nodes in every event.
@@ -144,7 +144,7 @@ def a_dp2_sgd(
     def init(key, data):
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
-        check_types(noise, params)
+        check_types(noise, task, params)
         _require_stateless(estimator, task, key, params, data)
         log = EventLog(
             nodes=jnp.full((num_slots, 2), -1, jnp.int32),
@@ -165,9 +165,7 @@ def a_dp2_sgd(
             neighbor=jnp.asarray(neighbors)[node, choice],
             delay=delay,
             gradient=estimator.draw(key, k, _data_of(data, node)),
-            noise=None
-            if noise is None
-            else _at_nodes(noise, node).draw(purpose_key(key, Purpose.NOISE, k), state.params),
+            noise=_at_nodes(noise, node).draw(purpose_key(key, Purpose.NOISE, k), state.params),
         )
 
     def update(state, data, draws):
@@ -186,8 +184,7 @@ def a_dp2_sgd(
             node_data = _data_of(data, event_draws.node[None])
             estimate, _, info = estimator.estimate(task, old, None, node_data, _one_row(event_draws.gradient), k)
             noisy = jax.tree.map(lambda leaf: leaf[0], estimate)
-            own_noise = None if noise is None else _at_nodes(noise, event_draws.node)
-            noisy = released(own_noise, noisy, event_draws.noise)
+            noisy = released(_at_nodes(noise, event_draws.node), noisy, event_draws.noise)
             return (_params_after(params, log, slot, event_draws.node, event_draws.neighbor, gamma, noisy), log), info
 
         (params, log), infos = jax.lax.scan(event, (state.params, state.log), (slots, draws))

@@ -26,13 +26,13 @@ arXiv:2308.10457, Algorithm 2 (Algorithm 1 is `jaxfl.fed_avg` with private clien
 
 Differences from the paper: in the second term of (11) the paper prints gamma (xi + 2 sqrt(d) sigma C) / B; h(1) would
 then not be 0, although its text says that it is. The paper leaves T open; with T fixed the minimiser is always 1. Only
-kappa = phi lambda^2 matters for the minimiser, and the paper gives no value. The paper has one sigma. Of clients with
-sigmas of their own S takes the largest: h is the drift of the noisiest. A tau for which the bracket in (13) is not
-positive is skipped; if no tau is left, the next is 1. The last round is shortened to the iterations that are left, and
-a round without iterations changes nothing. The paper's proof of (12) uses Jensen's inequality in the wrong direction,
-so the rule is a heuristic. All three constants are estimated at the new aggregate. This takes a second exchange with
-the server in each round: its bits are counted, its latency is not. Algorithm 2 sends rho_i and beta_i together with
-w_i, as estimates at the previous round's aggregate.
+kappa = phi lambda^2 matters for the minimiser, and the paper gives no value. Its phi = omega (1 - gamma beta / 2)
+moves with beta; kappa stays. The paper has one sigma. Of clients with sigmas of their own S takes the largest. A tau
+for which the bracket in (13) is not positive is skipped; if no tau is left, the next is 1. The last round is shortened
+to the iterations that are left, and a round without iterations changes nothing. The paper's proof of (12) uses
+Jensen's inequality in the wrong direction, so the rule is a heuristic. All three constants are estimated at the new
+aggregate. This takes a second exchange with the server in each round: its bits are counted, its latency is not.
+Algorithm 2 sends rho_i and beta_i together with w_i, as estimates at the previous round's aggregate.
 
 Does not claim: an epsilon; `jaxfl.privacy.clients` states it. With constants estimated without noise there is no
 epsilon, not even for the models alone: tau depends on the data, and the variance of w - x reveals tau.

@@ -38,15 +38,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.exchange import exchange, message_bits
+from jaxfl.algorithms.exchange import exchange
 from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
-from jaxfl.core.tasks import check_sample_losses, evaluated
-from jaxfl.core.tree import consensus_distance, replicate, size
+from jaxfl.core.tasks import evaluated
+from jaxfl.core.tree import consensus_distance, replicate
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
@@ -56,7 +55,7 @@ from jaxfl.graphs import (
     require_undirected,
 )
 from jaxfl.privacy import D_PSGD, DP2_SGD, NoiseMechanism
-from jaxfl.privacy.mechanisms import check_types, released
+from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released
 
 if TYPE_CHECKING:
     import optax
@@ -76,7 +75,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
-    links: LinkDraws | None  # which messages arrive, and how they are rounded; None where links change nothing
+    links: LinkDraws  # which messages arrive, and how they are rounded
 
 
 @constructor
@@ -129,27 +128,24 @@ def d_psgd(
     init_steps, steps_of_round = node_steps(step_size, optimizer)
     require_doubly_stochastic(graph)
     require_strongly_connected(graph)
-    if noise is not None:
-        check.per_node(graph.num_nodes, noise=noise.noise_scale)
+    noise = noise or NO_NOISE
+    check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
-    links = changing(links, graph.num_nodes)
+    way = exchange(graph, links, kept_by="receiver")
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
-        check_types(noise, params)
-        if noise is not None:
-            check_sample_losses(task)
+        check_types(noise, task, params)
         estimator_state = estimator.init(task, key, params, data)
         memory = init_steps(params)
         return State(params=params, gradient=estimator_state, round_index=jnp.int32(0), optimizer=memory)
 
     def draw(key, state, data):
+        k = state.round_index
         return Draws(
-            gradient=estimator.draw_for(task, key, state.round_index, data),
-            noise=None
-            if noise is None
-            else noise.draw(purpose_key(key, Purpose.NOISE, state.round_index), state.params),
-            links=None if links is None else links.draw_between(key, state.round_index, graph.num_nodes),
+            gradient=estimator.draw_for(task, key, k, data),
+            noise=noise.draw(purpose_key(key, Purpose.NOISE, k), state.params),
+            links=way.draw(key, k),
         )
 
     def update(state, data, draws):
@@ -159,14 +155,9 @@ def d_psgd(
         )
         noisy = released(noise, estimate, draws.noise)
         direction, memory, step = steps_of_round(noisy, state.optimizer, state.params, k)
-        bits, counts = 32.0 if links is None else links.bits, {}
-        if links is None:
-            mixture = mix(graph, state.params, k)
-        else:
-            mixture, counts = exchange(graph, links, draws.links, state.params, k, kept_by="receiver")
+        mixture, sent = way.send(draws.links, state.params, k)
         params = step(mixture, direction)
-        message = message_bits(graph, k, bits * (size(noisy) // graph.num_nodes))
-        info = info.plus(message, counts, consensus_distance=consensus_distance(params))
+        info = info.plus(sent, consensus_distance=consensus_distance(params))
         return State(params=params, gradient=estimator_state, round_index=k + 1, optimizer=memory), info
 
     def node_params(state):

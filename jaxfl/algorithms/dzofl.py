@@ -25,10 +25,11 @@ Algorithm 1 (DZOFL), equations (3) and (4).
 
 The estimate g = Q(Delta) Phi is not divided by gamma, so it is biased: with F = sum_i F_i and E[Phi Phi^T] = I / d,
 
-    E[g] = c gamma_k (grad F(x) + O(gamma_k^2)),  c = 2 / d
+    E[g] = c_1 gamma_k (grad F(x) + b_k),  |b_k| <= c_3 gamma_k,  c_1 = 2 p / d
 
-(Lemma A.2, alpha_2 = 1 / d), times the probability that a message arrives, if all devices have links alike.
-So the step along the gradient of the devices' mean loss is 2 n alpha_k gamma_k / d. `decaying_schedules` gives step
+(Lemmas A.2 and A.4, alpha_2 = 1 / d; |b_k| falls as gamma_k^2 where F has three derivatives), with p the probability
+that a message arrives, if all devices have links alike. Lemma A.3 has E|g|^2 <= c_2 gamma_k^2.
+So the step along the gradient of the devices' mean loss is 2 p n alpha_k gamma_k / d. `decaying_schedules` gives step
 sizes with a proof of convergence in the paper.
 
 Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); rounds in which

@@ -34,8 +34,8 @@ the noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,14 +44,15 @@ import numpy as np
 from jaxfl.algorithms.releases import of_noisy_states
 from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import LOST_MESSAGES, RoundingValues, Sent, changing
+from jaxfl.channel.links import LOST_MESSAGES, PLAIN
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
-from jaxfl.gradients import fixed, mini_batch
-from jaxfl.graphs import Graph, require_strongly_connected
+from jaxfl.gradients import GradientEstimator, fixed, mini_batch
 from jaxfl.graphs.spectral import spanning_tree_roots
+from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy.mechanisms import released
 from jaxfl.privacy.tracking import TrackingSchedule, gradient_tracking_account
 
 
@@ -69,26 +70,23 @@ class Draws(NamedTuple):
     """The random numbers of one round k."""
 
     gradient: Any  # draws of the gradient estimator: which samples g^{k+1} uses
-    state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled
-    tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled
-    links: LinkDraws | None  # arrival of x~^k, y~^k, rounding of x~^{k+1}, y~^k; None where links change nothing
+    state_noise: PyTree  # zeta^{k+1}, leaves (n, *leaf), float32, already scaled; None without noise
+    tracker_noise: PyTree  # eta^k, leaves (n, *leaf), float32, already scaled; None without noise
+    links: LinkDraws  # arrival of x~^k, y~^k, rounding of x~^{k+1}, y~^k
 
 
 @constructor
 def gradient_tracking(
     task: Task,
     *,
-    state_weights: np.ndarray | None = None,
-    tracker_weights: np.ndarray | None = None,
-    schedule: TrackingSchedule | None = None,
-    clip_norm: float | Array | Literal["not given"] | None = "not given",
+    state_weights: np.ndarray,
+    tracker_weights: np.ndarray,
+    schedule: TrackingSchedule,
+    clip_norm: float | Array | None,
     distribution: str = "laplace",
     gradient_at: str = "broadcast",
     links: Links | None = None,
     names: Sequence[str] | None = None,
-    graph: Graph | None = None,
-    step_size: float | Array | Callable[[Array], Array] | None = None,
-    batch_size: int | None = None,
 ) -> Algorithm:
     """Gradient tracking with noise on all that is broadcast, on weights that need not be stochastic.
 
@@ -113,14 +111,6 @@ def gradient_tracking(
             Links that lose messages are refused beside noise, see above. None loses and rounds nothing.
         names: (n,), names of the nodes in the order of both weights, for instance `graph.names`. Data with names must
             have the same. None where nodes are numbers. Static.
-        graph: in place of weights and names, strongly connected and the same in every round: R weighs equally all
-            that a node receives, C all that it sends; its own value is included.
-        step_size: in place of a schedule: gamma of a run without noise, with alpha = beta = 1 and gradients of
-            `batch_size` samples (default 1), not clipped unless `clip_norm` is given. With `graph` this is the method
-            AB of Xin and Khan, "A Linear
-            Algorithm for Optimization over Directed Graphs with Geometric Convergence", IEEE Control Systems Letters
-            2(3), 2018, arXiv:1803.02503.
-        batch_size: see `step_size`.
 
     Returns:
         An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In its info the loss is taken
@@ -154,49 +144,40 @@ def gradient_tracking(
         >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
         ([2, 2], [128.0, 128.0])
     """
-    if graph is not None:
-        weights = _even_weights(graph)
-        _refuse_beside("graph", state_weights=state_weights, tracker_weights=tracker_weights, names=names)
-        state_weights, tracker_weights, names = weights
-    silent = step_size is not None
-    if step_size is not None:
-        _refuse_beside("step_size", schedule=schedule)
-        zeros, samples = np.zeros(1), 1 if batch_size is None else batch_size
-        schedule = TrackingSchedule(1.0, 1.0, step_size, samples, zeros, zeros)  # pyright: ignore
-        clip_norm = None if isinstance(clip_norm, str) else clip_norm
-    elif schedule is None or isinstance(clip_norm, str) or batch_size is not None:
-        found = "got neither" if schedule is None else "got batch_size, too" if batch_size else "got no clip_norm"
-        remedy = "Pass step_size=0.1 for a run without noise; clip_norm=None clips nothing."
-        raise ArgumentError("schedule", "must be given with a clip norm, or a step size in its place", found, remedy)
     plan: TrackingSchedule = copied(schedule)
-    # R and C: along R nodes pull states from their in-neighbors, along C they push trackers to their out-neighbors.
-    pull, push = _as_matrices(state_weights, tracker_weights, names)
-    num_nodes = len(pull)
-    check_steps(state_mixing=plan.state_mixing, tracker_mixing=plan.tracker_mixing, step_size=plan.step_size)
-    check_noise_scales(
-        num_nodes,
-        state_noise_scale=plan.state_noise_scale,
-        tracker_noise_scale=plan.tracker_noise_scale,
-    )
     unit_noise, clip_order = noise_of(distribution)
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
-    links = changing(links, num_nodes)
-    _check_links(links, plan)
     estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
-    bits = 32.0 if links is None else links.bits
-    num_receivers = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=0) for weights in (pull, push))
-    num_senders = sum((weights - np.diag(np.diag(weights)) > 0).sum(axis=1) for weights in (pull, push))
+    weights = state_weights, tracker_weights, names
+    learner = tracking_rounds(task, weights, plan, estimator, unit_noise, gradient_at=gradient_at, links=links)
+    _check_links(links or PLAIN, plan)
+    scales = {"state_noise_scale": plan.state_noise_scale, "tracker_noise_scale": plan.tracker_noise_scale}
+    check_noise_scales(len(state_weights), **scales)
+    received, sent = np.sum(state_weights, axis=1, dtype=np.float64), np.sum(tracker_weights, axis=0, dtype=np.float64)
+    settings = len(state_weights), plan, clip_norm, distribution, gradient_at
+    of_run = {"state_in_weights": received, "tracker_out_weights": sent}
+    return learner._replace(releases=of_noisy_states(gradient_tracking_account, *settings, **of_run))
 
-    def send(tree, rounding):
-        return Sent(tree, {}) if links is None else links.send(tree, rounding)
 
-    def unit(key, k, tree):
-        if silent:
-            return jax.tree.map(jnp.zeros_like, tree)
-        return unit_noise.draw(purpose_key(key, Purpose.NOISE, k), tree)
-
-    def scaled(noise_scale, k, noise):
-        return noise if silent else scale(scale_at(noise_scale, k), noise)
+def tracking_rounds(
+    task: Task,
+    weights: tuple[Any, Any, Sequence[str] | None],
+    plan: TrackingSchedule,
+    estimator: GradientEstimator,
+    noise: NoiseMechanism,
+    *,
+    gradient_at: str,
+    links: Links | None,
+) -> Algorithm:
+    """The rounds of `gradient_tracking`, whose noise has scale 1 here, and of `ab`, without noise."""
+    # R and C: along R nodes pull states from their in-neighbors, along C they push trackers to their out-neighbors.
+    pull, push = _as_matrices(*weights)
+    num_nodes = len(pull)
+    check_steps(state_mixing=plan.state_mixing, tracker_mixing=plan.tracker_mixing, step_size=plan.step_size)
+    links = links or PLAIN
+    links.check_num_nodes(num_nodes)
+    # Messages to i from j in a round, (n, n): a state and a tracker are two.
+    edges = sum(((weights > 0) & ~np.eye(num_nodes, dtype=bool)).astype(np.int32) for weights in (pull, push))
 
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
@@ -206,8 +187,9 @@ def gradient_tracking(
     def init(key, data):
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), num_nodes)
-        noisy = jax.tree.map(jnp.add, params, scaled(plan.state_noise_scale, 0, unit(key, 0, params)))
-        broadcast = send(noisy, None if links is None else links.draw_rounding(key, 0, num_nodes)).values
+        drawn = scale(scale_at(plan.state_noise_scale, 0), noise.draw(purpose_key(key, Purpose.NOISE, 0), params))
+        noisy = released(noise, params, drawn)
+        broadcast = links.send(noisy, links.draw_rounding(key, 0, num_nodes)).values
         at = point(params, broadcast)
         estimator_state = estimator.init(task, key, at, data)
         batch = estimator.draw(key, jnp.int32(0), data)
@@ -222,45 +204,37 @@ def gradient_tracking(
 
     def draw(key, state, data):
         k = state.round_index
-        pair = (state.params, state.gradient_tracker)
-        state_noise, tracker_noise = unit(key, k + 1, pair)
+        pair, noise_key = (state.params, state.gradient_tracker), purpose_key(key, Purpose.NOISE, k + 1)
+        state_noise, tracker_noise = noise.draw(noise_key, pair) or (None, None)
         return Draws(
             gradient=estimator.draw(key, k + 1, data),
-            state_noise=scaled(plan.state_noise_scale, k + 1, state_noise),
-            tracker_noise=scaled(plan.tracker_noise_scale, k, tracker_noise),
-            links=None if links is None else links.draw_between(key, k + 1, num_nodes),
+            state_noise=scale(scale_at(plan.state_noise_scale, k + 1), state_noise),
+            tracker_noise=scale(scale_at(plan.tracker_noise_scale, k), tracker_noise),
+            links=links.draw_between(key, k + 1, num_nodes),
         )
 
     def update(state, data, draws):
         k = state.round_index
         alpha, beta = at_round(plan.state_mixing, k), at_round(plan.tracker_mixing, k)
-        gamma = at_round(plan.step_size, k)
-        arrived, state_rounding, tracker_rounding = None, None, None
-        if links is not None:
-            arrived, source = draws.links.arrived, draws.links.rounding
-            if source is not None:
-                numbers = source.draw((state.params, state.gradient_tracker))
-                state_rounding, tracker_rounding = map(RoundingValues, numbers)
-        noisy_tracker = jax.tree.map(jnp.add, state.gradient_tracker, draws.tracker_noise)
-        sent_tracker, own_tracker = send(noisy_tracker, tracker_rounding), state.gradient_tracker
-        if tracker_rounding is not None:  # the rounding error stays with the sender
-            values = sent_tracker.values
-            own_tracker = jax.tree.map(lambda y, q, noisy: y + (q - noisy), own_tracker, values, noisy_tracker)
+        gamma, arrived = at_round(plan.step_size, k), draws.links.arrived
         state_change = _inflow(pull, 1, arrived, state.broadcast_params, state.params)
-        tracker_change = _inflow(push, 0, arrived, sent_tracker.values, own_tracker)
-
-        params = jax.tree.map(
-            lambda x, change, y: x + alpha * change - gamma * y, state.params, state_change, state.gradient_tracker
-        )
-        sent_params = send(jax.tree.map(jnp.add, params, draws.state_noise), state_rounding)
-        broadcast = sent_params.values
+        terms = state.params, state_change, state.gradient_tracker
+        params = jax.tree.map(lambda x, change, y: x + alpha * change - gamma * y, *terms)
+        noisy = released(noise, params, draws.state_noise)
+        noisy_tracker = released(noise, state.gradient_tracker, draws.tracker_noise)
+        (broadcast, sent_tracker), counts = links.send((noisy, noisy_tracker), draws.links.rounding)
+        own_tracker = links.with_error(state.gradient_tracker, sent_tracker, noisy_tracker)
+        tracker_change = _inflow(push, 0, arrived, sent_tracker, own_tracker)
         gradient, _, info = estimator.estimate(task, point(params, broadcast), None, data, draws.gradient, k + 1)
-        tracker = jax.tree.map(
-            lambda y, change, new, old: y + beta * change + (new - old),
-            state.gradient_tracker,
-            tracker_change,
-            gradient,
-            state.gradient,
+        terms = state.gradient_tracker, tracker_change, gradient, state.gradient
+        tracker = jax.tree.map(lambda y, change, new, old: y + beta * change + (new - old), *terms)
+        bits = jnp.asarray(edges, jnp.float32) * (links.bits * (size(params) // num_nodes))
+        info = info.plus(
+            {} if arrived is None else {LOST_MESSAGES: jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)},
+            counts,
+            consensus_distance=consensus_distance(params),
+            bits_sent=bits.sum(axis=0),
+            bits_received=bits.sum(axis=1),
         )
         new_state = State(
             params=params,
@@ -269,33 +243,12 @@ def gradient_tracking(
             gradient=gradient,
             round_index=k + 1,
         )
-        info = info.plus(
-            {} if arrived is None else {LOST_MESSAGES: _lost_messages(pull, push, arrived)},
-            jax.tree.map(jnp.add, sent_params.counts, sent_tracker.counts),
-            consensus_distance=consensus_distance(params),
-            bits_sent=jnp.asarray(num_receivers, jnp.float32) * (bits * (size(params) // num_nodes)),
-            bits_received=jnp.asarray(num_senders, jnp.float32) * (bits * (size(params) // num_nodes)),
-        )
         return new_state, info
 
-    releases = (
-        None
-        if silent
-        else of_noisy_states(
-            gradient_tracking_account,
-            num_nodes,
-            plan,
-            clip_norm,  # pyright: ignore
-            distribution,
-            gradient_at,
-            state_in_weights=pull.sum(axis=1),
-            tracker_out_weights=push.sum(axis=0),
-        )
-    )
-    nodes = num_nodes, names
-    return algorithm(
-        init, draw, update, lambda state: point(state.params, state.broadcast_params), nodes=nodes, releases=releases
-    )
+    def node_params(state):
+        return point(state.params, state.broadcast_params)
+
+    return algorithm(init, draw, update, node_params, nodes=(num_nodes, weights[2]))
 
 
 def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: PyTree, node_values: PyTree) -> PyTree:
@@ -312,38 +265,13 @@ def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: Py
     return jax.tree.map(jnp.subtract, jax.tree.map(product, broadcast), scale(outflow, node_values))
 
 
-def _lost_messages(state_matrix: np.ndarray, tracker_matrix: np.ndarray, arrived: Array) -> Array:
-    """Count each node's messages that do not arrive, (n,), int32. A state and a tracker are two messages."""
-    edges = jnp.asarray((state_matrix > 0).astype(np.int32) + (tracker_matrix > 0).astype(np.int32))
-    return jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)
-
-
-def _refuse_beside(argument: str, **others: Any) -> None:
-    """Refuse what an argument takes the place of."""
-    given = [name for name, value in others.items() if value is not None]
-    if given:
-        raise ArgumentError(argument, f"takes the place of {', '.join(others)}", f"got {given[0]}, too", "Pass one.")
-
-
-def _even_weights(graph: Graph) -> tuple[np.ndarray, np.ndarray, Sequence[str] | None]:
-    """R and C of one graph, and its names."""
-    if graph.period > 1:
-        remedy = "Pass jaxfl.graphs.static_exponential(n), for instance."
-        raise ArgumentError("graph", "must be the same in every round", f"{graph.name} has {graph.period}", remedy)
-    require_strongly_connected(graph)
-    edges = graph.adjacency(0).astype(np.float64)
-    return edges / edges.sum(axis=1, keepdims=True), edges / edges.sum(axis=0, keepdims=True), graph.names
-
-
-def _check_links(links: Links | None, schedule: TrackingSchedule) -> None:
+def _check_links(links: Links, schedule: TrackingSchedule) -> None:
     """Refuse links that lose messages where a budget may be stated: it is proven for constant weights."""
-    if links is None or not links.may_lose:
-        return
-    for scales in (schedule.state_noise_scale, schedule.tracker_noise_scale):
-        if check.is_traced(scales) or np.any(np.asarray(scales) != 0):
-            requirement = "must lose nothing where there is noise: its budget holds for weights that do not change"
-            remedy = "Pass success=1.0, or noise scales of 0 that are not traced."
-            raise ArgumentError("links", requirement, "got links that may lose messages, and noise", remedy)
+    scales = schedule.state_noise_scale, schedule.tracker_noise_scale
+    if links.may_lose and any(check.is_traced(one) or np.any(np.asarray(one) != 0) for one in scales):
+        requirement = "must lose nothing where there is noise: its budget holds for weights that do not change"
+        remedy = "Pass success=1.0, or noise scales of 0 that are not traced."
+        raise ArgumentError("links", requirement, "got links that may lose messages, and noise", remedy)
 
 
 def _as_matrices(

@@ -38,7 +38,6 @@ from jaxfl.algorithms.releases import of_noisy_states
 from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
-from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
@@ -118,9 +117,8 @@ def output_perturbation(
     hears = graph.adjacency(0)
 
     def init(key, data):
-        check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
-        check_types(unit_noise, params)
+        check_types(unit_noise, task, params)
         estimator.init(task, key, params, data)  # it keeps no state, but refuses more samples than a node has
         return State(params=params, round_index=jnp.int32(0))
 

@@ -43,7 +43,7 @@ from jaxfl.algorithms.exchange import message_bits
 from jaxfl.algorithms.releases import of_noisy_states
 from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.channel import Quantizer
-from jaxfl.channel.links import QUANTIZER_OVERFLOW, overflows
+from jaxfl.channel.links import RoundingValues, links
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.check import is_traced
@@ -57,6 +57,7 @@ from jaxfl.graphs import (
     require_strongly_connected,
     require_undirected,
 )
+from jaxfl.privacy.mechanisms import add
 from jaxfl.privacy.tracking import (
     TrackingSchedule,
     perturbed_state_account,
@@ -153,7 +154,8 @@ def perturbed_gossip(
     unit_noise, clip_order = noise_of(distribution)
     check.one_of(("state", "broadcast"), gradient_at=gradient_at)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
-    bits = 32.0 if quantizer is None else quantizer.bits
+    way = links(quantizer=quantizer)
+    rounding_of = _uniform if quantizer else lambda key, params: None
     plan = graph.num_nodes, schedule, clip_norm, distribution, gradient_at
     releases = of_noisy_states(perturbed_state_account, *plan)
     if quantizer is not None and not is_traced(schedule.state_noise_scale) and not np.any(schedule.state_noise_scale):
@@ -168,20 +170,14 @@ def perturbed_gossip(
         noise = scale(
             scale_at(schedule.state_noise_scale, k), unit_noise.draw(purpose_key(key, Purpose.NOISE, k), params)
         )
-        return noise, None if quantizer is None else _uniform(purpose_key(key, Purpose.ROUNDING, k), params)
-
-    def perturb(params, noise, rounding):
-        """x~, and how many numbers of each node lie beyond the quantizer's range."""
-        noisy = jax.tree.map(jnp.add, params, noise)
-        if quantizer is None:
-            return noisy, {}
-        return jax.tree.map(quantizer.apply, noisy, rounding), {QUANTIZER_OVERFLOW: overflows(quantizer, noisy)}
+        return noise, rounding_of(purpose_key(key, Purpose.ROUNDING, k), params)
 
     def init(key, data):
         check_sample_losses(task)
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
         estimator.init(task, key, params, data)  # it keeps no state, but refuses more samples than a node has
-        broadcast, _ = perturb(params, *perturbation(key, 0, params))
+        noise, rounding = perturbation(key, 0, params)
+        broadcast = way.send(add(params, noise), RoundingValues(rounding)).values
         return State(params=params, broadcast_params=broadcast, round_index=jnp.int32(0))
 
     # x~^{k+1} is made in round k, from the keys of k + 1, so that the state after it holds what may be returned.
@@ -200,9 +196,9 @@ def perturbed_gossip(
             mix(graph, state.broadcast_params, k),
             gradient,
         )
-        broadcast, counts = perturb(params, draws.state_noise, draws.rounding)
+        broadcast, counts = way.send(add(params, draws.state_noise), RoundingValues(draws.rounding))
         new_state = State(params=params, broadcast_params=broadcast, round_index=k + 1)
-        message = message_bits(graph, k, bits * (size(params) // graph.num_nodes))
+        message = message_bits(graph, k, way.bits * (size(params) // graph.num_nodes))
         info = info.plus(message, counts, consensus_distance=consensus_distance(params))
         return new_state, info
 

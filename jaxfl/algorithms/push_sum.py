@@ -49,15 +49,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.exchange import exchange, message_bits
+from jaxfl.algorithms.exchange import exchange
 from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
-from jaxfl.channel.links import changing
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
-from jaxfl.core.tasks import check_sample_losses, evaluated
-from jaxfl.core.tree import consensus_distance, number_type, replicate, scale, size
+from jaxfl.core.tasks import evaluated
+from jaxfl.core.tree import consensus_distance, number_type, replicate, scale
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
@@ -65,10 +64,8 @@ from jaxfl.graphs import (
     require_column_stochastic,
     require_strongly_connected,
 )
-from jaxfl.graphs.lossy_mixing import lossy_mix
-from jaxfl.graphs.mixing import keeps_ones, mix_result
 from jaxfl.privacy import PRIVSGP, PRIVSGP_VR, NoiseMechanism
-from jaxfl.privacy.mechanisms import check_types, released
+from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released
 
 if TYPE_CHECKING:
     import optax
@@ -91,7 +88,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
-    links: LinkDraws | None  # which messages arrive, and how they are rounded; None where links change nothing
+    links: LinkDraws  # which messages arrive, and how they are rounded
 
 
 @constructor
@@ -146,17 +143,14 @@ def push_sum(
     init_steps, steps_of_round = node_steps(step_size, optimizer)
     require_column_stochastic(graph)
     require_strongly_connected(graph)
-    if noise is not None:
-        check.per_node(graph.num_nodes, noise=noise.noise_scale)
+    noise = noise or NO_NOISE
+    check.per_node(graph.num_nodes, noise=noise.noise_scale)
     estimator = mini_batch() if gradient is None else gradient
-    weights_stay_one = keeps_ones(graph)
-    links = changing(links, graph.num_nodes)
+    way = exchange(graph, links, kept_by="sender")
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
-        check_types(noise, params)
-        if noise is not None:
-            check_sample_losses(task)
+        check_types(noise, task, params)
         return State(
             params=params,
             push_sum_weight=jnp.ones(graph.num_nodes, number_type(params)),
@@ -166,12 +160,11 @@ def push_sum(
         )
 
     def draw(key, state, data):
+        k = state.round_index
         return Draws(
-            gradient=estimator.draw_for(task, key, state.round_index, data),
-            noise=None
-            if noise is None
-            else noise.draw(purpose_key(key, Purpose.NOISE, state.round_index), state.params),
-            links=None if links is None else links.draw_between(key, state.round_index, graph.num_nodes),
+            gradient=estimator.draw_for(task, key, k, data),
+            noise=noise.draw(purpose_key(key, Purpose.NOISE, k), state.params),
+            links=way.draw(key, k),
         )
 
     def update(state, data, draws):
@@ -179,20 +172,13 @@ def push_sum(
         estimate, estimator_state, info = estimator.estimate(task, z, state.gradient, data, draws.gradient, k)
         noisy = released(noise, estimate, draws.noise)
         direction, memory, half_step = steps_of_round(noisy, state.optimizer, z, k)
-        counts, bits = {}, 32 * (size(noisy) // graph.num_nodes + 1)
-        if links is not None:
-            half_steps, arrived = half_step(x, direction), draws.links.arrived
-            new_params, counts = exchange(graph, links, draws.links, half_steps, k, kept_by="sender")
-            new_weight = mix(graph, w, k) if arrived is None else lossy_mix(graph, w, arrived, k, kept_by="sender")
-            bits = links.bits * (size(noisy) // graph.num_nodes) + 32  # the weight is not quantised
-        elif weights_stay_one:
+        if way.keeps_ones:
             # x = w z without rounding. The step is taken while mixing, because z stays in place when the new x replaces
             # x in memory. This saves a pass over the parameters: an iteration without noise takes 0.9 of the time.
-            new_params, new_weight = mix_result(
-                graph, lambda z, w, d: (half_step(scale(w, z), d), w), (z, w, direction), k
-            )
+            message = lambda z, d, w: (half_step(scale(w, z), d), w), (z, direction, w)
         else:
-            new_params, new_weight = mix(graph, (half_step(x, direction), w), k)
+            message = lambda *both: both, (half_step(x, direction), w)
+        (new_params, new_weight), sent = way.send_result(draws.links, *message, k)
         new_state = State(
             params=new_params,
             push_sum_weight=new_weight,
@@ -201,7 +187,7 @@ def push_sum(
             optimizer=memory,
         )
         distance = consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight)
-        return new_state, info.plus(message_bits(graph, k, bits), counts, consensus_distance=distance)
+        return new_state, info.plus(sent, consensus_distance=distance)
 
     def node_params(state):
         return evaluated(task, debiased_params(state), state.gradient)

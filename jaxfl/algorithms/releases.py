@@ -48,7 +48,7 @@ def of_noisy_gradients(
     task: Task,
     num_nodes: int,
     estimator: GradientEstimator,
-    noise: NoiseMechanism | None,
+    noise: NoiseMechanism,
 ) -> Callable[[Sequence[int]], Releases]:
     """Make `Algorithm.releases` where every message follows from noisy gradients: one a node and round."""
 
@@ -57,13 +57,12 @@ def of_noisy_gradients(
         if what is None:
             remedy = "Pass jaxfl.mini_batch(...) or jaxfl.saga(...), or account for the plan by hand."
             raise ArgumentError("gradient", "must say which samples it takes", "got an estimator without it", remedy)
-        known(clip_norm=what.clip_norm, noise=None if noise is None else noise.noise_scale)
-        if noise is not None:
-            check.one_of(("gaussian", "grid_gaussian"), noise=noise.distribution)
+        known(clip_norm=what.clip_norm, noise=noise.noise_scale)
+        check.one_of(("gaussian", "grid_gaussian", "none"), noise=noise.distribution)
         grid = None
-        if noise is not None and noise.grid_bits is not None:
+        if noise.grid_bits is not None:
             grid = Grid(noise.grid_bits, size(jax.eval_shape(task.init, jax.random.key(0))))
-        scales = per_node(num_nodes, sizes, 0.0 if noise is None else noise.noise_scale)
+        scales = per_node(num_nodes, sizes, noise.noise_scale)
 
         def one(count: int, noise_std: float) -> gossip.Release:
             entries = -(-count // what.entry_size)

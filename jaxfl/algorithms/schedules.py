@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,7 +23,7 @@ def noise_of(distribution: str) -> tuple[NoiseMechanism, int]:
     return mechanism(1.0), clip_order
 
 
-def check_steps(**steps: float | Array) -> None:
+def check_steps(**steps: float | Array | Callable[[Array], Array]) -> None:
     """Refuse step sizes and mixing weights that are not single positive numbers."""
     check.scalar(**steps)
     check.positive(**steps)

@@ -92,6 +92,11 @@ class Links(NamedTuple):
         """True if a message may be lost. False for a success of 1 that is not traced."""
         return check.is_traced(self.success) or bool(np.any(np.asarray(self.success) != 1))
 
+    @property
+    def is_plain(self) -> bool:
+        """True for links that neither lose nor round."""
+        return self.quantizer is None and not self.may_lose
+
     def draw_to_server(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
         """Draw the losses and the rounding of clients' messages to a server in one round.
 
@@ -164,6 +169,12 @@ class Links(NamedTuple):
             counts={QUANTIZER_OVERFLOW: overflows(self.quantizer, tree)},
         )
 
+    def with_error(self, total: PyTree, value: PyTree, other: PyTree) -> PyTree:
+        """total + (value - other), leaves (n, *leaf), with a quantizer: who sends keeps the error of its rounding."""
+        if self.quantizer is None:
+            return total
+        return jax.tree.map(lambda t, one, rounded: t + (one - rounded), total, value, other)
+
     def _arrival_numbers(self, key: Key, round_index: int | Array, num_nodes: int, shape: tuple[int, ...]) -> Array:
         """Uniform numbers on [0, 1), (n, *shape), float32: a stream for each sender."""
         keys = node_keys(purpose_key(key, Purpose.ARRIVAL, round_index), num_nodes)
@@ -226,15 +237,8 @@ def links(
     return Links(success=copied(success), quantizer=quantizer, symmetric=symmetric)
 
 
-def changing(links: Links | None, num_nodes: int | None = None) -> Links | None:
-    """None for links that neither lose nor round, so that an algorithm runs the same program as without links.
-
-    Raises:
-        ArgumentError: links that are not those of `num_nodes` nodes, where this number is known.
-    """
-    if links is not None and num_nodes is not None:
-        links.check_num_nodes(num_nodes)
-    return None if links is None or (links.quantizer is None and not links.may_lose) else links
+PLAIN = links()
+"""Links that lose and round nothing."""
 
 
 def overflows(quantizer: Quantizer, tree: PyTree) -> Array:

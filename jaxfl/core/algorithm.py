@@ -208,8 +208,10 @@ def algorithm(init, draw, update, node_params, upkeep=None, nodes=None, releases
                 result = part(*args)
                 if part is init:
                     return with_own_buffers(result)
-                if part not in (update, round) or type(result[0]) is type(state):
+                if part not in (update, round):
                     return result
+                if type(result[0]) is type(state):
+                    return with_own_buffers(result[0]), result[1]
             except AttributeError as error:
                 if "state" not in by_name or error.obj is not state:
                     raise

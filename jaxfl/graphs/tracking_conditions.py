@@ -29,31 +29,11 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.conditions import Condition, conditions, violated
 from jaxfl.graphs.spectral import consensus_weights, laplacian_eigenvalues, spanning_tree_roots
 from jaxfl.graphs.topologies import TrackingPair
 
 PerNode = float | np.ndarray  # () or (n,)
-ROUNDING = 1e-12  # exponents are decimals of a few digits: their sums are equal when they differ by less
-
-
-class Condition(NamedTuple):
-    """One inequality of a theorem; its `str` is a line for a warning.
-
-    Attributes:
-        name: where it is stated, and the inequality; its left side is `found`, its right side `required`.
-        holds: whether it is true.
-        found: of the run.
-        required: by the theorem.
-    """
-
-    name: str
-    holds: bool
-    found: float
-    required: float
-
-    def __str__(self) -> str:
-        verdict = "holds" if self.holds else "fails"
-        return f"{self.name} {verdict}: found {self.found:.6g}, required {self.required:.6g}"
 
 
 class StepSizes(NamedTuple):
@@ -81,20 +61,6 @@ class ExponentialBases(NamedTuple):
     state_noise: PerNode  # p_zeta
     tracker_noise: PerNode  # p_eta
     num_samples: float = 1.002  # p_m
-
-
-def violated(conditions: list[Condition]) -> list[Condition]:
-    """Select the conditions that do not hold.
-
-    Examples:
-        >>> from jaxfl.graphs import five_agents
-        >>> paper = PolynomialExponents(state_noise=0.2, tracker_noise=0.2)
-        >>> for condition in violated(assumption_4(five_agents(), StepSizes(0.04, 0.005, 0.05), paper, smoothness=1.0)):
-        ...     print(condition)
-        Assumption 4: 2 p_alpha - p_beta - 2 max(p_zeta, 0) >= 1 fails: found 0.884, required 1
-        Assumption 4: p_gamma + 2 p_beta - 2 max(p_eta, 0) >= 2 fails: found 1.977, required 2
-    """
-    return [condition for condition in conditions if not condition.holds]
 
 
 def common_roots(pair: TrackingPair) -> tuple[int, ...]:
@@ -153,7 +119,7 @@ def assumption_1(pair: TrackingPair) -> list[Condition]:
         "roots of spanning trees of G_{C^T}": spanning_tree_roots(pair.tracker_weights.T),
         "agents that are roots in both": common_roots(pair),
     }
-    return _conditions("Assumption 1", *((f"{name} >= 1", len(roots), 1) for name, roots in root_sets.items()))
+    return conditions("Assumption 1", *((f"{name} >= 1", len(roots), 1) for name, roots in root_sets.items()))
 
 
 def assumption_4(
@@ -167,7 +133,7 @@ def assumption_4(
     label, p = "Assumption 4", exponents
     zeta, eta = (max(float(np.max(noise)), 0.0) for noise in (p.state_noise, p.tracker_noise))
     alpha, beta, gamma = p.state_mixing, p.tracker_mixing, p.step_size
-    return _step_size_conditions(label, pair, steps, smoothness) + _conditions(
+    return _step_size_conditions(label, pair, steps, smoothness) + conditions(
         label,
         ("p_beta > 1/2", beta, 0.5),
         ("p_alpha > p_beta", alpha, beta),
@@ -197,7 +163,7 @@ def assumption_5(
     check.non_negative(gradient_dominance=gradient_dominance)
     label = "Assumption 5"
     least, most = _extremes(bases)
-    on_bases = _conditions(
+    on_bases = conditions(
         label,
         ("min(p_zeta, p_eta) > 0", least, 0),
         ("max(p_zeta, p_eta) < 1", most, 1),
@@ -224,7 +190,7 @@ def assumption_5(
     q2 = rate_2 / smoothness * min(of_q2)
     tracking = math.sqrt(2) * overlap * rate_2 * steps.tracker_mixing / (12 * radius * norm_1 * smoothness)
     alpha, gamma = steps.state_mixing, steps.step_size
-    on_steps = _conditions(
+    on_steps = conditions(
         label,
         ("alpha < sqrt(2) (v1 . v2) r2 beta / (12 rho(L1) |v1| L)", alpha, tracking),
         ("gamma < 1", gamma, 1),
@@ -245,12 +211,30 @@ def theorem_4(pair: TrackingPair, steps: StepSizes, exponents: PolynomialExponen
     tracker = p.num_samples - p.tracker_mixing + min(float(np.min(p.tracker_noise)) - 1, 0)
     state = p.num_samples + min(0, p.step_size - p.state_mixing - p.tracker_mixing)
     state += min(float(np.min(p.state_noise)) - 1, 0)
-    on_exponents = _conditions(
+    on_exponents = conditions(
         label,
         ("p_m - p_beta + min(p_eta - 1, 0) > 0", tracker, 0),
         ("p_m + min(0, p_gamma - p_alpha - p_beta) + min(p_zeta - 1, 0) > 0", state, 0),
     )
     return on_exponents + _sum_conditions(label, pair, steps)
+
+
+def theorem_2(exponents: PolynomialExponents) -> float:
+    """The exponent theta - p_gamma of Scheme (S1): |grad F|^2 = O((K + 1)^-exponent). It is positive by Assumption 4.
+
+    Examples:
+        >>> round(theorem_2(PolynomialExponents(state_noise=-0.1, tracker_noise=-0.1)), 3)
+        0.093
+    """
+    p = exponents
+    zeta, eta = (max(float(np.max(noise)), 0.0) for noise in (p.state_noise, p.tracker_noise))
+    of_noise = 2 * p.state_mixing - p.tracker_mixing - 2 * zeta, 2 * p.tracker_mixing - 2 * eta
+    return min(p.num_samples - p.tracker_mixing, *of_noise) - p.step_size
+
+
+def theorem_3(bases: ExponentialBases) -> float:
+    """What samples and noise leave of the factor of Scheme (S2): |grad F|^2 = O(factor^K). rho(A_K) may be larger."""
+    return max(1 / bases.num_samples, _extremes(bases)[1] ** 2)
 
 
 def theorem_5(pair: TrackingPair, steps: StepSizes, bases: ExponentialBases) -> list[Condition]:
@@ -269,7 +253,7 @@ def theorem_5(pair: TrackingPair, steps: StepSizes, bases: ExponentialBases) -> 
     check.positive(state_noise=bases.state_noise, tracker_noise=bases.tracker_noise)
     label = "Theorem 5"
     least, most = _extremes(bases)
-    on_bases = _conditions(
+    on_bases = conditions(
         label,
         ("max(p_zeta, p_eta) < 1", most, 1),
         ("p_m > max(1 / p_zeta, 1 / p_eta)", bases.num_samples, 1 / least),
@@ -336,7 +320,7 @@ def _sum_conditions(label: str, pair: TrackingPair, steps: StepSizes) -> list[Co
     """alpha and beta leave I - alpha L1 and I - beta L2 non-negative."""
     check.positive(state_mixing=steps.state_mixing, tracker_mixing=steps.tracker_mixing, step_size=steps.step_size)
     _check_pair(pair)
-    return _conditions(
+    return conditions(
         label,
         ("alpha < 1 / max_i sum_j R_ij", steps.state_mixing, _inverse_largest_sum(pair.state_weights)),
         ("beta < 1 / max_i sum_j C_ji", steps.tracker_mixing, _inverse_largest_sum(pair.tracker_weights.T)),
@@ -351,7 +335,7 @@ def _mixing_conditions(label: str, pair: TrackingPair, steps: StepSizes) -> list
     spectrum = _spectrum(pair)
     of_states = _eigenvalue_bound(spectrum.state_eigenvalues)
     of_trackers = _eigenvalue_bound(spectrum.tracker_eigenvalues)
-    on_eigenvalues = _conditions(
+    on_eigenvalues = conditions(
         label,
         ("alpha < min_l Re(w_l) / (1 + |w_l|^2) of L1", steps.state_mixing, of_states),
         ("beta < min_l Re(w_l) / (1 + |w_l|^2) of L2", steps.tracker_mixing, of_trackers),
@@ -362,19 +346,8 @@ def _mixing_conditions(label: str, pair: TrackingPair, steps: StepSizes) -> list
 def _step_size_conditions(label: str, pair: TrackingPair, steps: StepSizes, smoothness: float) -> list[Condition]:
     """Assumption 1 and, if it holds, Lemma 2's bounds."""
     check.positive(smoothness=smoothness)
-    conditions = _mixing_conditions(label, pair, steps)
+    on_mixing = _mixing_conditions(label, pair, steps)
     if violated(assumption_1(pair)):
-        return conditions
+        return on_mixing
     bound = step_size_bounds(pair, smoothness=smoothness).step_size
-    return conditions + _conditions(label, ("gamma < n / (4 (v1 . v2) L)", steps.step_size, bound))
-
-
-def _conditions(label: str, *rows: tuple[str, float, float]) -> list[Condition]:
-    """Conditions of a theorem from rows of an inequality, its left and its right side."""
-    relations = {"<": lambda left: left < 0, ">": lambda left: left > ROUNDING, ">=": lambda left: left >= -ROUNDING}
-    conditions = []
-    for inequality, found, required in rows:
-        (sign,) = relations.keys() & set(inequality.split())
-        holds = bool(relations[sign](found - required))
-        conditions.append(Condition(f"{label}: {inequality}", holds, float(found), float(required)))
-    return conditions
+    return on_mixing + conditions(label, ("gamma < n / (4 (v1 . v2) L)", steps.step_size, bound))

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import ArgumentError, Array, PyTree, check, node_keys, one_kernel
+from jaxfl.core import ArgumentError, Array, PyTree, Task, check, node_keys, one_kernel
+from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import copied, flattener, leaf_names, scale, size
 
 
@@ -44,10 +45,15 @@ class NoiseMechanism(NamedTuple):
     grid_bits: int | None = None
 
 
-def check_types(noise: NoiseMechanism | None, params: PyTree) -> None:
-    """Refuse params, leaves (n, *leaf), to whose gradients the noise cannot be added; nothing is computed."""
-    if noise is not None:
-        jax.eval_shape(noise.draw, jax.eval_shape(lambda: jax.random.key(0)), params)
+NO_NOISE = NoiseMechanism("none", 0.0, draw=lambda key, params: None)
+"""The plain form, which draws nothing."""
+
+
+def check_types(noise: NoiseMechanism, task: Task, params: PyTree) -> None:
+    """Refuse a task and params, leaves (n, *leaf), to whose gradients noise cannot be added; nothing is computed."""
+    jax.eval_shape(noise.draw, jax.eval_shape(lambda: jax.random.key(0)), params)
+    if noise is not NO_NOISE:
+        check_sample_losses(task)
 
 
 def require_float_noise(missing: str, **distributions: str | None) -> None:
@@ -59,23 +65,17 @@ def require_float_noise(missing: str, **distributions: str | None) -> None:
             raise ArgumentError(name, requirement, "got grid_gaussian", remedy)
 
 
-def require_rescaled(noise: NoiseMechanism | None) -> None:
+def require_rescaled(noise: NoiseMechanism) -> None:
     """Refuse scales per node of a mechanism that cannot take one node's scale."""
-    if noise is not None and jnp.ndim(noise.noise_scale) and noise.rescaled is None:
+    if jnp.ndim(noise.noise_scale) and noise.rescaled is None:
         requirement = "must be a mechanism that can be rescaled where its scale is per node"
         remedy = "Pass jaxfl.gaussian, jaxfl.laplace or jaxfl.grid_gaussian, or one scale for all nodes."
         raise ArgumentError("noise", requirement, f"got {noise.distribution}, without `rescaled`", remedy)
 
 
-def released(noise: NoiseMechanism | None, values: PyTree, drawn: PyTree | None) -> PyTree:
-    """Compute the release of a round.
-
-    The release is `values` where nothing was drawn, `values` + `drawn` without a mechanism, and otherwise the
-    mechanism's release of both.
-    """
-    if drawn is None:
-        return values
-    return (add if noise is None else noise.release)(values, drawn)
+def released(noise: NoiseMechanism, values: PyTree, drawn: PyTree | None) -> PyTree:
+    """Release values, leaves (n, *leaf), with the noise that was drawn; without noise where nothing was."""
+    return values if drawn is None else noise.release(values, drawn)
 
 
 def gaussian(noise_std: float | Array) -> NoiseMechanism:

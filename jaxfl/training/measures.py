@@ -256,16 +256,17 @@ def _calibrated(task: Task, variables: Variables, calibration: CalibrationSet) -
     return Variables(params=variables.params, model_state=state)
 
 
-def stationarity(task: Task, most_samples: int) -> Measure:
+def stationarity(task: Task, most_samples: int, *, at_nodes: bool = False) -> Measure:
     """Make the measure of the average model on training data: its metrics, and the objective's squared gradient norm.
 
     Args:
         task: its loss and metrics.
         most_samples: m, training samples of each node that are used; a node with fewer uses all.
+        at_nodes: also take the mean over i of |grad F(z_i)|^2 at the nodes' own models, which costs n times as much.
 
     Returns:
         The measurement of `train_<metric>_average_model` for each metric, a mean over nodes of means over samples, and
-        `gradient_norm_squared_average_model`, |grad F|^2, L2.
+        `gradient_norm_squared_average_model`, |grad F|^2, L2; with `at_nodes` also `gradient_norm_squared`.
 
     Raises:
         ArgumentError: a number below 1.
@@ -288,11 +289,14 @@ def stationarity(task: Task, most_samples: int) -> Measure:
         return gradient, {name: jnp.sum(samples.weights * value) for name, value in named.items()}
 
     def compute(node_params: PyTree, samples: SomeSamples) -> dict[str, Array]:
-        average = average_model(node_params)
-        gradients, metrics = over_nodes(lambda part: of_node(average, part), task.node_loop)(samples)
-        squares = [jnp.sum(leaf.mean(axis=0) ** 2) for leaf in jax.tree.leaves(gradients)]
+        def at(model):
+            gradients, metrics = over_nodes(lambda part: of_node(model, part), task.node_loop)(samples)
+            return jnp.stack([jnp.sum(leaf.mean(axis=0) ** 2) for leaf in jax.tree.leaves(gradients)]).sum(), metrics
+
+        squared, metrics = at(average_model(node_params))
         named = {f"train_{name}_average_model": values.mean() for name, values in metrics.items()}
-        return {**named, "gradient_norm_squared_average_model": jnp.stack(squares).sum()}
+        of_nodes = {"gradient_norm_squared": jax.lax.map(lambda model: at(model)[0], node_params).mean()}
+        return {**named, "gradient_norm_squared_average_model": squared, **(of_nodes if at_nodes else {})}
 
     return Measure(compute=compute, prepare=jax.jit(lambda key, data: some_samples(data, most_samples)))
 

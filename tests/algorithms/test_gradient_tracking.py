@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import networkx as nx
 import numpy as np
 import pytest
-from helpers import assert_close, refusals, refused
+from helpers import refusals
 from problems import small_task, start, uneven_data
 from reference.gradient_tracking import gradient_tracking as reference_gradient_tracking
 from reference.runs import (
@@ -24,7 +23,7 @@ from reference.runs import (
 )
 
 import jaxfl
-from jaxfl import ArgumentError, graphs
+from jaxfl import ArgumentError
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.privacy.tracking import TrackingSchedule
 
@@ -52,7 +51,6 @@ TRACKER_WEIGHTS = np.array(
 )
 SELF_LOOPS = np.diag([0.3, 0.0, 0.7, 0.2, 0.5])
 # (self-loops, gradient_at)
-SCHEDULE = TrackingSchedule(1.0, 1.0, 0.05, 4, np.zeros(9), np.zeros(9))
 CASES = [(False, "broadcast"), (True, "state")]
 
 
@@ -218,42 +216,3 @@ test_refusals = refusals(
         )
     ]
 )
-
-
-def test_a_graph_and_a_step_size_reach_the_minimum_of_the_mean_loss_from_uneven_degrees():
-    """And are what weights and a schedule without noise are. Full batches, so that gradients are exact."""
-    data, key = uneven_data(sizes=(4,) * NODES, features=3), jax.random.key(2)
-    task = jaxfl.from_functions(lambda key: jnp.zeros(3), lambda w, x, y: (x @ w - y.astype(x.dtype)) ** 2)
-    graph = graphs.from_networkx(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2), (0, 3)]))
-    learner = jaxfl.gradient_tracking(task, graph=graph, step_size=0.05, batch_size=4)
-    rounds = jax.jit(
-        lambda learner, state, count: jax.lax.scan(lambda s, _: learner.round(key, s, data), state, length=count)[0],
-        static_argnums=(0, 2),
-    )
-    found = rounds(learner, learner.init(key, data), 600).params
-    minimum = np.linalg.lstsq(np.asarray(data.inputs, float), np.asarray(data.labels, float))[0]
-    np.testing.assert_allclose(found, np.broadcast_to(minimum, (NODES, 3)), atol=1e-4)
-    edges = graph.adjacency(0).astype(float)
-    in_full = jaxfl.gradient_tracking(
-        task,
-        state_weights=edges / edges.sum(axis=1, keepdims=True),
-        tracker_weights=edges / edges.sum(axis=0, keepdims=True),
-        schedule=SCHEDULE,
-        clip_norm=None,
-    )
-    ours, theirs = (rounds(one, one.init(key, data), 5) for one in (learner, in_full))
-    assert_close((ours.params, ours.gradient_tracker), (theirs.params, theirs.gradient_tracker))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "argument", "word"),
-    [
-        ({"graph": graphs.ring(4), "state_weights": np.eye(4), "step_size": 0.1}, "graph", "got state_weights, too"),
-        ({"graph": graphs.exponential(5), "step_size": 0.1}, "graph", "same in every round"),
-        ({"graph": graphs.ring(4)}, "schedule", "Pass step_size=0.1"),
-        ({"graph": graphs.ring(4), "schedule": SCHEDULE}, "schedule", "got no clip_norm"),
-        ({"graph": graphs.ring(4), "schedule": SCHEDULE, "step_size": 0.1}, "step_size", "got schedule, too"),
-    ],
-)
-def test_short_forms_take_the_place_of_long_ones(arguments, argument, word):
-    refused(lambda: jaxfl.gradient_tracking(small_task(), **arguments), argument, word)

@@ -287,7 +287,7 @@ def test_iterations_that_ran_are_counted_round_by_round():
 @pytest.mark.parametrize(
     ("learner", "sizes", "argument"),
     [
-        (jaxfl.gradient_tracking(TASK, graph=graphs.ring(3), step_size=0.1), [9] * 3, "learner"),
+        (jaxfl.ab(TASK, graph=graphs.ring(3), step_size=0.1), [9] * 3, "learner"),
         (object(), [9], "learner"),
         (gossip_learner(jaxfl.push_sum, "mini_batch", "fixed", jaxfl.laplace(1.0)), [9], "noise"),
         (gossip_learner(jaxfl.push_sum, "mini_batch", "fixed", jaxfl.gaussian(1.0)), [9, 9], "sizes"),

@@ -39,7 +39,7 @@ def measured(measure, params, data):
 def test_the_squared_norm_is_that_of_the_mean_gradient(node_loop):
     task, data = squares(node_loop), uneven()
     params = jnp.asarray([[1.0, 2.0], [3.0, -1.0], [0.5, 0.0]])
-    found = measured(stationarity(task, 100), params, data)
+    found = measured(stationarity(task, 100, at_nodes=True), params, data)
     w = np.asarray(params, np.float64).mean(axis=0)
     losses, gradients = [], []
     for row, size in zip(np.asarray(data.indices), np.asarray(data.sizes), strict=True):
@@ -49,6 +49,10 @@ def test_the_squared_norm_is_that_of_the_mean_gradient(node_loop):
     np.testing.assert_allclose(found["train_loss_average_model"], np.mean(losses), rtol=1e-5)
     squared = np.sum(np.mean(gradients, axis=0) ** 2)
     np.testing.assert_allclose(found["gradient_norm_squared_average_model"], squared, rtol=1e-5)
+    one_by_one = [measured(stationarity(task, 100), params[i : i + 1], data) for i in range(3)]
+    of_nodes = [one["gradient_norm_squared_average_model"] for one in one_by_one]
+    np.testing.assert_allclose(found["gradient_norm_squared"], np.mean(of_nodes), rtol=1e-5)
+    assert "gradient_norm_squared" not in one_by_one[0]
 
 
 def test_it_is_0_at_a_minimum():

@@ -54,7 +54,7 @@ from jaxfl.core.tree import number_type
 from jaxfl.gradients import Sampler, fixed, per_example
 from jaxfl.gradients.estimator import batch_sums
 from jaxfl.gradients.samplers import BATCH_OVERFLOW, check_counts
-from jaxfl.privacy.mechanisms import NoiseMechanism, released, require_float_noise, require_rescaled
+from jaxfl.privacy.mechanisms import NO_NOISE, NoiseMechanism, released, require_float_noise, require_rescaled
 
 Optimizer = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
 
@@ -181,9 +181,10 @@ def local_steps(
             remedy = "Pass fewer steps, or raise max_steps."
             raise ArgumentError("num_steps", f"must be at most max_steps, {max_steps}", f"got {num_steps}", remedy)
     missing = "how far one sample moves the sums of gradients that all local steps round to a grid"
-    require_float_noise(missing, noise=noise and noise.distribution)
-    require_rescaled(noise)
-    own_scales = None if noise is None or jnp.ndim(noise.noise_scale) == 0 else noise.noise_scale
+    mechanism = noise or NO_NOISE
+    require_float_noise(missing, noise=mechanism.distribution)
+    require_rescaled(mechanism)
+    own_scales = mechanism.noise_scale if jnp.ndim(mechanism.noise_scale) else None
     state_types = check_optimizer("optimizer", optimizer, by_round=True)
     if "MultiStepsState" in state_types:
         requirement, remedy = "must keep no gradients for later: it starts anew in each round", "Raise batch_size."
@@ -218,7 +219,7 @@ def local_steps(
         if not by_count:
             check_counts(scheme, data.sizes, data.names)
         check.per_node(data.num_nodes, noise=own_scales)
-        check_types(task, data, noise)
+        check_types(task, data, mechanism)
 
     def draw(key, round_index, active, data, task, override=None, *, stream=0):
         key = stream_key(key, stream)
@@ -290,7 +291,7 @@ def local_steps(
         def private(params, model_state, step):
             gradient, info = over_used_slots(partial(sums, params), step) if skips else sums(params, step)
             noise_draw = None if step.noise is None else step.noise.draw(noise, gradient)  # pyright: ignore
-            return StepGradient(released(noise, gradient, noise_draw), model_state, info)
+            return StepGradient(released(mechanism, gradient, noise_draw), model_state, info)
 
         return private
 

@@ -12,7 +12,7 @@ from jaxfl.privacy.mechanisms import NoiseMechanism
 from jaxfl.privacy.mechanisms import check_types as check_noise_types
 
 
-def check_types(task: Task, data: FederatedData, noise: NoiseMechanism | None) -> None:
+def check_types(task: Task, data: FederatedData, noise: NoiseMechanism) -> None:
     """Refuse, before the first round, a task with types that a step would change; nothing is computed.
 
     Args:
@@ -29,7 +29,7 @@ def check_types(task: Task, data: FederatedData, noise: NoiseMechanism | None) -
     key = jax.eval_shape(lambda: jax.random.key(0))
     variables = variable_shapes(task)
     one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape), leaf.dtype), variables.params)
-    check_noise_types(noise, one)
+    check_noise_types(noise, task, one)
     dtype, train_loss = number_type(variables.params), task.train_loss
     if train_loss is None or dtype == jnp.float32:
         return

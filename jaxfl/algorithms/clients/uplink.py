@@ -25,7 +25,8 @@ import jax.numpy as jnp
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
 from jaxfl.algorithms.clients.server import at_clients
-from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links, changing
+from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
+from jaxfl.channel.links import PLAIN as PLAIN_LINKS
 from jaxfl.core import Array, Info, Key, PyTree, Task, Variables
 from jaxfl.core.info import Count, Fatal, plain
 from jaxfl.core.tree import along_nodes, weighted_sum
@@ -37,7 +38,7 @@ class UplinkDraws(NamedTuple):
 
     is_active: Array | None = None  # (c,), bool, False for an empty slot; None where all are filled
     overflow: Array | None = None  # (), int32, 1 if a client that was drawn had no slot, which is an error
-    links: LinkDraws | None = None  # of all n clients; None where links change nothing
+    links: LinkDraws = LinkDraws(None, None)  # of all n clients
     noise: PyTree | None = None  # like the parameters; None without private updates
 
 
@@ -124,7 +125,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         >>> uplink(links=Links(success=0.5, quantizer=None, symmetric=False)).bits
         32.0
     """
-    links = changing(links)
+    links = links or PLAIN_LINKS
 
     def check(task, clients):
         if updates is not None:
@@ -133,11 +134,10 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
     def init(key, params, num_nodes):
         if updates is not None:
             jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
-        if links is not None:
-            jax.eval_shape(partial(links.draw_to_server, key, 0, num_nodes))  # which refuses links that do not fit
+        jax.eval_shape(partial(links.draw_to_server, key, 0, num_nodes))  # which refuses links that do not fit
 
     def draw(key, round_index, params, num_nodes, num_active, choose):
-        of_links = None if links is None else links.draw_to_server(key, round_index, num_nodes)
+        of_links = links.draw_to_server(key, round_index, num_nodes)
         if updates is None:
             return choose(), UplinkDraws(links=of_links)
         who = updates.draw(key, round_index, num_active, num_nodes)
@@ -146,19 +146,18 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
 
     def send(draws: Any, active, weights, losses, before, clients):
         shares, counts, is_heard = weights / weights.sum(), {}, jnp.bool_(True)
-        if links is None and updates is None:
+        if links.is_plain and updates is None:
             model = clients.mean(weights)
             change = jax.tree.map(jnp.subtract, model.params, before.params)
             return Received(model, change, is_heard, shares, losses, weights, weights.sum(), counts)
         changes = clients.changes()
         is_present = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
         counts_now = is_present
-        if links is not None:
-            if draws.links.arrived is not None:
-                arrived = draws.links.arrived[active]
-                counts_now, counts = counts_now & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
-            messages = links.send(changes.params, jax.tree.map(lambda of_all: of_all[active], draws.links.rounding))
-            changes, counts = Variables(messages.values, changes.model_state), counts | messages.counts
+        if draws.links.arrived is not None:
+            arrived = draws.links.arrived[active]
+            counts_now, counts = counts_now & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
+        messages = links.send(changes.params, jax.tree.map(lambda of_all: of_all[active], draws.links.rounding))
+        changes, counts = Variables(messages.values, changes.model_state), counts | messages.counts
         if updates is None:
             masses = jnp.where(counts_now, weights, 0)
             # A product with 0 would keep NaN and infinity.
@@ -179,8 +178,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
             counts=counts | clipped_sum.counts,
         )
 
-    bits = 32.0 if links is None else links.bits
-    return Uplink(updates, bits, check, init, draw, send)
+    return Uplink(updates, links.bits, check, init, draw, send)
 
 
 PLAIN = uplink()

@@ -86,9 +86,9 @@ def test_what_a_server_receives_follows_the_loop(name, kind):
         assert not rows(changes)[~held].any(), "nothing changes that a client does not hold"
         arrives = np.ones(count, bool) if of_way.is_active is None else np.asarray(of_way.is_active)
         options = {}
-        if of_way.links is not None and of_way.links.arrived is not None:
+        if of_way.links.arrived is not None:
             arrives = arrives & np.asarray(of_way.links.arrived)[np.asarray(active)]
-        if of_way.links is not None and of_way.links.rounding is not None:
+        if of_way.links.rounding is not None:
             numbers = RoundingKeys(of_way.links.rounding.keys[active]).draw(changes)
             quantize = functools.partial(round_uniform, step=STEP, levels=LEVELS)
             options = {"quantize": quantize, "numbers": rows(numbers)}

@@ -291,14 +291,6 @@ def test_a_block_that_nobody_trained_stays_bit_for_bit(frozen_batch_norm):
                 assert stays == (block in ("dense_1", "norm_1") and not is_strong)
 
 
-def test_a_block_of_no_class_stays_bit_for_bit():
-    """If stratified; where blocks decay, those alone that are trained."""
-    data, algorithm = uneven_data(SIZES), learner(num_active=(0, 2, 0, 0), weight_decay=0.1)
-    first, draws = started(algorithm, data), jax.tree.map(lambda leaf: leaf[0, 2:4], drawn(num_active=7))
-    state, info = jax.jit(algorithm.update)(first, data, draws)
-    assert_same(state.params["dense_1"], first.params["dense_1"])
-    assert np.all(flat(state.params["dense_2"]) != flat(first.params["dense_2"]))
-    assert int(info.untrained_blocks) == 1
 
 
 def test_frozen_batch_normalization_may_use_the_batchs_statistics():
@@ -419,12 +411,6 @@ def test_a_weak_client_runs_no_backward_pass_through_the_blocks_in_front_of_its_
     assert temp[1] < 0.5 * temp[0]
 
 
-def test_the_sides_of_a_model():
-    blocks = ("stem", "one", "two", "three", "dense")
-    assert output_side(blocks, "stem") == blocks
-    assert first_half(blocks) == ("stem", "one")
-    assert first_half(blocks, "dense", classifier=True) == blocks
-    assert first_half(("only",)) == ("only",)
 
 
 test_refusals = refusals(

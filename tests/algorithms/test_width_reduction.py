@@ -298,13 +298,3 @@ test_refusals = refusals(
 )
 
 
-def test_the_papers_names():
-    assert (jaxfl.heterofl, jaxfl.embracing_fl) == (jaxfl.width_reduction, jaxfl.embracing)
-    task = jaxfl.models.classification(jaxfl.models.mlp((4, 2)))
-    data = jaxfl.federate(np.zeros((4, 4), np.float32), np.zeros(4, np.int32), [[0, 1], [2, 3]])
-    clients = jaxfl.local_steps(1, batch_size=1, optimizer=optax.sgd(0.1))
-    for build, draws_widths in ((jaxfl.heterofl, False), (jaxfl.fjord, True)):
-        learner = build([task], clients=clients, client_class=[0, 0], num_active=2)
-        key = jax.random.key(0)
-        draws = jax.eval_shape(lambda learner=learner, key=key: learner.draw(key, learner.init(key, data), data))
-        assert (draws.widths is not None) == draws_widths

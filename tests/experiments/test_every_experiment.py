@@ -252,21 +252,6 @@ class TestBesideAFinishedRun:
 WITH_STEPS = [name for name in TRAINED if steps(EXPERIMENTS[name])]
 
 
-@pytest.mark.usefixtures("undrawn")
-class TestDiverging:
-    @pytest.mark.slow  # tests/training/test_sweep.py has a lane that diverges beside others
-    @pytest.mark.parametrize("name", WITH_STEPS)
-    def test_a_point_of_a_grid_is_recorded_and_the_others_finish(self, name, tmp_path, cache, capsys):
-        grid = ["--grid", f"step_size={STEPS[0]},{DIVERGING}", "--seeds", "0", "1"]
-        assert run(name, *words(small(EXPERIMENTS[name])), *grid, *cache, "--out", str(tmp_path / "run")) == 0
-        rows = read_results(tmp_path / "run")
-        for row in rows[:2]:
-            assert (row["status"], row["rounds"], row["reason"]) == ("finished", 4, None)
-            assert np.isfinite(row["train_loss"])
-        for row in rows[2:]:
-            assert row["status"] == "diverged"
-            assert "must stay finite" in row["reason"]
-        assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -124,12 +124,6 @@ def test_equals_lax_conv_where_nodes_share(mapped, traced):
     assert_close(traced(jax.vmap(with_gradients(case.ours), in_axes=(*mapped, 0)), *shared, direction), expected)
 
 
-def test_equals_lax_conv_under_two_vmaps(traced):
-    case = CASES["same"]
-    args = case.arrays(2, 3)
-    expected = each_node(jax.jit(with_gradients(case.plain)), [leaf.reshape(6, *leaf.shape[2:]) for leaf in args])
-    found = traced(jax.vmap(jax.vmap(with_gradients(case.ours))), *args)
-    assert_close(tuple(leaf.reshape(6, *leaf.shape[2:]) for leaf in found), expected)
 
 
 def test_equals_lax_conv_under_grad_of_vmap_of_seeds_sharing_data(traced):
@@ -234,15 +228,6 @@ def test_mapped_over_nodes_a_gpu_groups_what_has_many_positions_for_its_channels
             assert groups(run, *args) == []
 
 
-def test_a_gpu_has_three_grouped_products_for_each_large_convolution_of_a_residual_network():
-    model, images = resnet20((16, 16, 3), widths=(4, 8), blocks=(1, 1), norm="group", groups=2), (NODES, 2, 16, 16, 3)
-    params = jax.eval_shape(lambda key: jax.vmap(model.init)(jax.random.split(key, NODES)), jax.random.key(0))
-    slopes = jax.vmap(jax.grad(lambda params, images: model.apply(params, images).sum()))
-    with tracing_for("gpu"):
-        measured = groups(slopes, params, jax.ShapeDtypeStruct(images, jnp.float32))
-    # The stem has no gradient to its inputs; one with strides is no convolution; a strided shortcut is matrix products.
-    stem, same, shortcut, strided = 2, 3, 3, 2
-    assert measured == [NODES] * (stem + 2 * same + shortcut + strided + same)
 
 
 def test_a_single_node_of_a_gpu_leaves_the_gradient_to_its_kernel_to_the_library():
@@ -264,10 +249,6 @@ def test_a_single_node_of_a_gpu_leaves_the_gradient_to_its_kernel_to_the_library
     assert lines(mine) != lines(librarys)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_elsewhere_products_are_patches(platform):
-    with tracing_for(platform):
-        assert {form(product, 10**6, 1) for product in (FORWARD, KERNEL_GRADIENT)} == {"patches"}
 
 
 def test_a_strided_gradient_to_inputs_writes_no_zeros_on_a_gpu():

@@ -101,15 +101,6 @@ def test_node_loop_is_decided_when_the_task_is_built(monkeypatch):
             assert task.node_loop == expected
 
 
-@pytest.mark.parametrize("node_loop", ["map", "vmap"])
-def test_mapped_over_nodes_it_makes_no_grouped_convolution_on_a_cpu(node_loop):
-    params = jax.eval_shape(lambda key: jax.vmap(PLAIN.init)(jax.random.split(key, 2)), KEY)
-    text = jax.jit(over_nodes(summed_gradient, node_loop)).lower(params, *samples(2, 3)).as_text()
-    found = re.findall(r"stablehlo\.convolution.*", text)
-    assert bool(found) == (node_loop == "map")
-    for line in found:
-        assert "batch_group_count = 1 : i64, feature_group_count = 1 : i64" in line
-        assert "dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line
 
 
 def initial(model):

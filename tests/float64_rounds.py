@@ -1,6 +1,6 @@
 """Run by `tests/algorithms/test_float64.py` in a process with JAX_ENABLE_X64=1: prints its findings as JSON.
 
-Rounds are traced, and none is compiled.
+Rounds are traced; only those of push-sum are compiled.
 """
 
 import functools
@@ -13,7 +13,10 @@ import optax
 from examples import LOSSY
 from helpers import equations
 from jax.interpreters.partial_eval import dce_jaxpr
-from problems import Problem, small_task, statistics_task, uneven_data
+from problems import Problem, irregular_graph, small_task, statistics_task, uneven_data
+from reference.gradients import SagaGradient
+from reference.push_sum import push_sum
+from reference.runs import each, entries, node_samples, one_by_one, relative_error
 from registry import REGISTRY
 
 import jaxfl
@@ -196,6 +199,18 @@ def clients_types(dtype):
     return {name: traced(algorithm, data) for name, algorithm in algorithms.items()}
 
 
+def error_of_push_sum():
+    """|engine - loop| / |loop| of push-sum with a table, the largest over nodes: what the host computes enters, too."""
+    data, task, graph = uneven_data(), converted(small_task(), jnp.float64), irregular_graph()
+    data = data._replace(inputs=data.inputs.astype(jnp.float64))  # a sample's own norm is taken in its own type
+    gradient = saga(sampler=uniform(3), storage="float64", clip_norm=0.7, refresh_every=4)
+    run = one_by_one(jaxfl.push_sum(task, graph=graph, gradient=gradient, step_size=0.3), KEY, data, 6)
+    x0, rounds = each(run.states[0].params), [(entries(draws.gradient), None) for draws in run.draws]
+    references = [SagaGradient(own, 3, 0.7, 2, x) for own, x in zip(node_samples(data), x0, strict=True)]
+    x, _, _ = push_sum(x0, graph.mixing_matrices, references, 0.3, rounds)
+    return relative_error(run.states[-1].params, x)
+
+
 if __name__ == "__main__":
     assert conftest
     assert jax.config.jax_enable_x64  # pyright: ignore[reportAttributeAccessIssue]
@@ -203,5 +218,9 @@ if __name__ == "__main__":
     narrow = {"float32": types(jnp.float32)}
     with jax.numpy_dtype_promotion("standard"):
         optax_too = {name: clients_types(dtype) for name, dtype in (("float32", jnp.float32), ("float64", jnp.float64))}
-        report = {"types": {**narrow, "float64": types(jnp.float64)}, "clients": optax_too}
+        report = {
+            "types": {**narrow, "float64": types(jnp.float64)},
+            "clients": optax_too,
+            "error": error_of_push_sum(),
+        }
     print(json.dumps(report))

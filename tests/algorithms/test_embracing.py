@@ -291,8 +291,6 @@ def test_a_block_that_nobody_trained_stays_bit_for_bit(frozen_batch_norm):
                 assert stays == (block in ("dense_1", "norm_1") and not is_strong)
 
 
-
-
 def test_frozen_batch_normalization_may_use_the_batchs_statistics():
     """It changes what weak clients learn, and nothing of what strong ones do."""
     (_, running), (_, batch) = alone("running"), alone("batch")
@@ -409,8 +407,6 @@ def test_a_weak_client_runs_no_backward_pass_through_the_blocks_in_front_of_its_
     assert operations[1] < 0.5 * operations[0]
     temp = [held.temp_size_in_bytes for program in programs if (held := program.memory_analysis()) is not None]
     assert temp[1] < 0.5 * temp[0]
-
-
 
 
 test_refusals = refusals(

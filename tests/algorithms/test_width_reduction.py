@@ -296,5 +296,3 @@ test_refusals = refusals(
         (slices(small_task(hidden=3), small_task(hidden=4)), "tasks"),
     ]
 )
-
-

@@ -289,10 +289,6 @@ class TestRoles:
         assert load_file(path, site_column="site", id_column=name).reading.inputs == ("x",)
         assert load_file(path, site_column="site", input_columns=[name]).reading.inputs == (name,)
 
-    def test_a_number_of_rows_in_a_parquet_table_is_no_input(self, tmp_path):
-        path = parquet(tmp_path, idx=np.arange(60), x=np.arange(60) % 7, label=np.arange(60) % 2)
-        refused(lambda: load_file(path), "dataset", "idx")
-
     @pytest.mark.parametrize("options", [{"drop_columns": ["z"]}, {"input_columns": ["z"]}, {"id_column": "z"}])
     def test_an_unknown_column_is_refused(self, options, tmp_path):
         refused(lambda: load_file(table(tmp_path, *GOOD, heading=PLAIN), **options), next(iter(options)), "x, site")

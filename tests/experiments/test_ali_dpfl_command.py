@@ -128,7 +128,6 @@ class TestBudget:
             allowed.append(most)
         assert allowed[0] < allowed[1]
 
-
     def test_private_estimates_stay_within_the_budget_that_was_asked_for(self):
         """Also where iterations are given: 40 rounds of loud estimates beside iterations that alone are paid for."""
         arguments = "--method ALI-DPFL --dataset mnist --target-epsilon 3 --max-iterations 300 --rounds 40"
@@ -269,7 +268,6 @@ class TestStatements:
                 assert stated["dp_epsilon"] == pytest.approx(max(each), rel=1e-12)
                 np.testing.assert_allclose(np.ravel(whole["node_epsilons"]), each)
 
-
     def test_a_run_with_estimates_without_noise_has_no_epsilon(self, finished):
         """Neither in table and summary nor in pictures' captions."""
         table = " ".join(finished.printed.split()).split("budget was spent")[0]
@@ -285,9 +283,6 @@ class TestStatements:
         arguments = f"{BUDGET} --rounds 2 --grid method={methods} --local-steps 4 --grid constants=as_published,private"
         covered = {name: case.covered for name, case in prepare(lines_of(arguments)).cases.items()}
         assert covered == {ALI: False, PRIVATE: True, FIXED: True, "FedAvg": False, "DP-FedAvg": True}
-
-
-
 
 
 def _sizes(line):

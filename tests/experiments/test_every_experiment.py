@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 from helpers import leave_undrawn
 from run_files import run_bytes, run_lines
@@ -53,7 +52,7 @@ SMALL_HERE: dict[str, dict[str, Any]] = {  # where that does not fit
     "dzofl": {"num_train": 200},  # of two classes
     "audit": {"num_train": 1000},  # 200 of each of 5 nodes
 }
-STEPS, DIVERGING = (0.01, 0.02), 1e30  # of experiments with a step size
+STEPS = (0.01, 0.02)  # of experiments with a step size
 
 
 def quick(names, *of_these):
@@ -247,11 +246,6 @@ class TestBesideAFinishedRun:
         resumed, uninterrupted = finished._replace(folder=tmp_path / "run").summary(), finished.summary()
         assert {**resumed, "seconds": {}} == {**uninterrupted, "seconds": {}}
         assert content(tmp_path / "run" / "final") == content(finished.folder / "final")
-
-
-WITH_STEPS = [name for name in TRAINED if steps(EXPERIMENTS[name])]
-
-
 
 
 @pytest.mark.parametrize("name", ALL)

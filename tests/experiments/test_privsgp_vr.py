@@ -13,12 +13,10 @@ from experiments.privsgp_vr.options import METHODS
 from experiments.privsgp_vr.prepare import prepare
 from experiments.privsgp_vr.spending import privacy_of, releases_of, rounds_allowed, settled
 from jaxfl import graphs, privacy
-from jaxfl.analysis.plots import privacy_notes
 from jaxfl.frame import main
 from jaxfl.frame.command_line import parse
 from jaxfl.privacy import gossip
 from jaxfl.privacy.gossip import CIFAR10_CONSTANTS
-from jaxfl.privacy.statements import statement_text
 
 
 def lines_of(arguments):
@@ -158,11 +156,6 @@ class TestPrepare:
         assert saved[0] != saved[1]
 
 
-SMALL = "--nodes 4 --hidden 4 --batch-size 20 --method PrivSGP --checkpoint-every 1 --quiet --seed 0".split()
-
-
-
-
 def test_a_budget_without_an_epsilon_ends_with_its_reason(tmp_path, capsys):
     def without_privacy(rows):
         prepared = prepare(rows)
@@ -192,8 +185,6 @@ def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, monkeypatch
         in says
     )
     assert says.rstrip().endswith("Start a new run with another out.")
-
-
 
 
 def start_of(config):

@@ -262,8 +262,6 @@ def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
         assert np.ptp(visits) > 1
 
 
-
-
 @pytest.mark.statistical
 @pytest.mark.parametrize("clip_norm", [None, 1e9])
 def test_missing_clipping_is_caught(clip_norm):
@@ -332,8 +330,6 @@ def test_every_private_algorithm_can_be_audited(name):
     surest = np.abs(found.scores - np.median(found.scores)) >= found.guess_threshold
     assert surest.sum() == found.num_guesses
     assert found.scores[canaries.included].min() > 100 * np.abs(found.scores[~canaries.included]).max()
-
-
 
 
 def test_a_run_that_diverges_is_no_audit():

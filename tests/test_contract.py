@@ -30,12 +30,14 @@ NAMES = [name for name in REGISTRY if name not in SPECIAL_CASES]
 # Every kind with the first algorithm, a mini-batch with the others; their most intricate kind is slow, for compiling is
 # what costs. (A row that takes a schedule has a mini-batch of its own, and no other kind.)
 CASES = [(name, kind) for name in NAMES for kind in KINDS if kind == "mini_batch" or name == NAMES[0]]
-# A mini-batch over links that lose and round messages. What is conserved over them has tests of its own.
+# A mini-batch over links that lose and round messages, of one row for each way to take them. What is conserved over
+# them has tests of its own, and tests/algorithms/test_over_links.py and clients/test_uplink.py follow the messages.
 LINKS = "over links"
-OVER_LINKS = [(name, LINKS) for name in NAMES if problem(name).example.over is not None]
+WAYS = [problem(name).example.over for name in NAMES]
+OVER_LINKS = [(NAMES[WAYS.index(way)], LINKS) for way in dict.fromkeys(WAYS) if way is not None]
 INTRICATE = [(name, "saga factored") for name in NAMES[1:] if REGISTRY[name].stateful_gradient]
-# Over links the others are slow, too: tests/algorithms/test_over_links.py follows their messages. With the compiler's
-# full optimizations, with which the gate runs some of these tests, they are not.
+# Over an uplink it is slow, too; with the compiler's full optimizations, with which the gate runs some of these tests,
+# it is not.
 OPTIMIZED = os.environ.get("JAXFL_TESTS_OPTIMIZED", "0") == "1"
 
 

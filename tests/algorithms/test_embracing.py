@@ -17,7 +17,6 @@ from reference.runs import (
     assert_same,
     check_counts,
     check_own_samples_alone_train,
-    check_uniform_pairs,
     flat,
     node_samples,
     with_batches,
@@ -329,17 +328,6 @@ def test_a_class_may_have_a_task_of_its_own():
     mean = weights @ [flat(strong.params["dense_3"]), flat(weak.params["dense_3"])]
     np.testing.assert_allclose(flat(mixed.params["dense_3"]), mean, rtol=1e-5, atol=1e-6)
     assert np.abs(flat(strong.params["dense_3"]) - flat(weak.params["dense_3"])).max() > 1e-3
-
-
-def test_uniform_participation_has_random_counts_of_each_class():
-    """Each client, and each pair of clients, equally often."""
-    draws = drawn()
-    check_uniform_pairs(draws.active, 7)
-    rounds = len(draws.active)
-    strong = (CLIENT_CLASS[draws.active] == 0).sum(axis=1)
-    # Two of seven are strong: none, one or both of them among four with probabilities 1/7, 4/7, 2/7.
-    for count, rate in enumerate((1 / 7, 4 / 7, 2 / 7)):
-        assert abs(np.sum(strong == count) - rate * rounds) <= 4 * np.sqrt(rate * (1 - rate) * rounds)
 
 
 def test_stratified_participation_has_fixed_counts_of_each_class():

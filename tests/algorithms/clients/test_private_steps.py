@@ -70,8 +70,7 @@ def test_private_clients_follow_dp_sgd(scales):
     assert 0.2 < np.mean([list(of_client.values()) for of_client in fractions]) < 0.8, "some are scaled, some not"
 
 
-@pytest.mark.parametrize("mechanism", [jaxfl.gaussian, jaxfl.laplace])
-@pytest.mark.parametrize("node_loop", ["vmap", "map"])
+@pytest.mark.parametrize(("mechanism", "node_loop"), [(jaxfl.gaussian, "vmap"), (jaxfl.laplace, "map")])
 def test_each_client_has_noise_of_its_own_scale(mechanism, node_loop):
     """Steps without samples leave the noise; scales are traced, and swept in one program.
 

@@ -1,12 +1,16 @@
 """Run by `tests/core/test_several_devices.py` in a process whose CPU has three devices: prints its findings as JSON."""
 
 import json
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from processes import interrupted
+from run_files import run_bytes
 
-from jaxfl import graphs
+from jaxfl import graphs, training
 from jaxfl.algorithms import client_sgd, fed_avg, local_steps, push_sum
 from jaxfl.core import over_nodes, update_over_nodes
 from jaxfl.core.node_loop import automatic
@@ -30,7 +34,7 @@ def make_task(node_loop=None):
     return classification(cnn((8, 8, 1), channels=(2,), window=3, hidden=None, num_classes=3), node_loop=node_loop)
 
 
-def learners(task, num_nodes):
+def learners(task, num_nodes=5):
     clients = local_steps(2, batch_size=2, optimizer=client_sgd(0.5, momentum=0.9))
     table = saga(sampler=fixed(2), clip_norm=0.5)
     return {
@@ -61,35 +65,70 @@ def loops():
 
 def two_rounds(data):
     found = {}
-    for name, one in learners(make_task("map"), data.num_nodes).items():
+    for name, one in learners(make_task("map")).items():
         first = jax.jit(one.init)(KEY, data)
         expected = jax.jit(lambda s, one=one: one.round(KEY, one.round(KEY, s, data)[0], data))(first)
-        other = learners(make_task(), data.num_nodes)[name]
+        other = learners(make_task())[name]
         mine = jax.jit(lambda s, other=other: other.round(KEY, other.round(KEY, s, data)[0], data))(first)
         found[name] = largest_difference(mine, expected)
     return found
 
 
-def main():
+def trained(out, data, *, name="fed_avg", node_loop=None, interrupt_after=None, resume=False):
+    """The lines of a run, and the strategy that it used."""
+    task = make_task(node_loop)
+    run = training.open_run(out, {}, experiment="devices", resume=resume)
+    test = training.evaluation_set(np.zeros((4, 8, 8, 1), np.uint8), np.arange(4) % 3)
+    algorithm = learners(task, data.num_nodes)[name]
+    case = training.Case(lambda numbers: algorithm, task, test, lambda seed: data, (0,), 6, evaluate_every=2)
+    try:
+        with interrupted(interrupt_after):
+            training.train({name: case}, run=run, quiet=True, checkpoint_every=1)
+        assert interrupt_after is None, "it was not interrupted"
+    except KeyboardInterrupt:
+        assert interrupt_after is not None
+    return run_bytes(out).decode(), task.node_loop
+
+
+def largest_of_lines(mine, other):
+    """Largest difference of two runs' metrics."""
+    lines = [[json.loads(line) for line in text.splitlines()] for text in (mine, other)]
+    return max(
+        abs(ours[name] - theirs[name])
+        for ours, theirs in zip(*lines, strict=True)
+        for name in ours
+        if isinstance(ours[name], float)
+    )
+
+
+def main(out):
     data = make_data()
+    whole, used = trained(out / "whole", data)
+    alone, _ = trained(out / "alone", data, node_loop="map")
+    trained(out / "halves", data, interrupt_after=3)  # with a checkpoint of round 2
+    halves, _ = trained(out / "halves", data, resume=True)
     # Six nodes, which three devices share evenly, with a state of their own.
-    nodes = jnp.array([0, 1, 2, 3, 4, 0])
-    even = data._replace(indices=data.indices[nodes], sizes=data.sizes[nodes])
+    even = data._replace(
+        indices=data.indices[jnp.array([0, 1, 2, 3, 4, 0])], sizes=data.sizes[jnp.array([0, 1, 2, 3, 4, 0])]
+    )
+    shared, own = (
+        trained(out / f"even {loop}", even, name="push_sum", node_loop=loop)[0] for loop in ("devices:map", "map")
+    )
     found = {
         "devices": jax.device_count(),
         "automatic": automatic(True),
         "automatic without convolutions": automatic(False),
+        "used": used,
         "differences": {
             **loops(),
-            **{
-                f"{name}, {len(one.sizes)} nodes": value
-                for one in (data, even)
-                for name, value in two_rounds(one).items()
-            },
+            **two_rounds(data),
+            "metrics": largest_of_lines(whole, alone),
+            "metrics of an even share": largest_of_lines(shared, own),
         },
+        "resumed alike": whole == halves,
     }
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

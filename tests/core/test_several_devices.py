@@ -14,9 +14,15 @@ def found(tmp_path_factory):
 def test_convolutions_on_a_cpu_of_several_devices_are_shared_out(found):
     assert found["devices"] == 3
     assert (found["automatic"], found["automatic without convolutions"]) == ("devices:map", "vmap")
+    assert found["used"] == "devices:map"
 
 
 @pytest.mark.slow
 def test_strategies_agree_to_rounding_where_devices_cannot_share_nodes_evenly(found):
     assert len(found["differences"]) == 10
     assert max(found["differences"].values()) < 1e-6
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_is_resumed_with_the_same_lines(found):
+    assert found["resumed alike"]

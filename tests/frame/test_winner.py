@@ -1,7 +1,10 @@
 """The end of a sweep tells the best cases first, and the best one as a command that asks for it again."""
 
-from toy_experiment import ask
+import shlex
 
+from toy_experiment import EXPERIMENT, ask
+
+from jaxfl.frame.command_line import parse
 from jaxfl.frame.run import _winner
 from jaxfl.training import summary_table
 from jaxfl.training.summary import ranking
@@ -13,6 +16,19 @@ def summary_of(asked, means):
         for name, mean in zip(asked.rows, means, strict=True)
     }
     return {"experiment": "toy", "seeds": [0], "status": "finished", "cases": rows}
+
+
+def test_the_command_asks_for_the_best_case():
+    asked = ask("--shape circle --grid step_size=0.1,0.2,0.4 --grid rounds=5,7 --grid fast=true,false --seeds 2 0")
+    means = [0.5] * len(asked.rows)
+    means[7] = 0.9
+    summary, best = summary_of(asked, means), list(asked.rows)[7]
+    summary["cases"][best]["status"] = ["diverged", "finished"]  # so that its mean is of the other seed alone
+    text = _winner(asked, summary, ["test_accuracy"])
+    assert f"Best of {len(means)} by test accuracy: {best} (90.0, 1 of 2 diverged)" in text
+    command = shlex.split(text.splitlines()[1].removeprefix(f"  {EXPERIMENT.command} "))
+    (again,) = parse(EXPERIMENT, command)[0].rows.values()
+    assert (again.config, again.seeds) == (asked.rows[best].config, (2, 0))
 
 
 def test_the_worst_node_may_rank():

@@ -588,8 +588,3 @@ def test_integers_that_do_not_fit_are_refused():
     owners = [1538296000, 1538296000 + 2**32] * 2
     refused(lambda: from_arrays(inputs, [0, 1, 0, 1], inputs[:1], [0], train_writers=owners), "train_writers", "int32")
     assert from_arrays(inputs, np.array([3, 5, 3, 5], object), inputs[:1], [0]).num_classes == 6
-
-
-def test_a_budget_without_heading_keeps_its_first_site(tmp_path):
-    (tmp_path / "b.csv").write_text("Oslo,1.5\nLund,2\n")
-    assert read_by_site(str(tmp_path / "b.csv"), ("Lund", "Oslo"), "node_epsilons") == (2.0, 1.5)

@@ -153,7 +153,7 @@ def embedded(data):
 
         return jax.jit(jax.shard_map(of_device, mesh=mesh, in_specs=(points, whole), out_specs=points))
 
-    measured = {"node loop": task.node_loop}
+    measured: dict[str, object] = {"node loop": task.node_loop}
     for name, algorithm, own in (("push_sum", learner()[0], data), ("convolutional", convolutional, images)):
         expected = jax.jit(scanned, static_argnums=0)(algorithm, keys[3], own)
         mine = jax.tree.map(lambda leaf: leaf[3], in_shard_map(algorithm)(keys, own))

@@ -9,11 +9,8 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jaxfl import graphs
-from jaxfl.algorithms import push_sum
-from jaxfl.core import from_functions
 from jaxfl.core.devices import NODES, by_node
 from jaxfl.core.tree import consensus_distance
-from jaxfl.data import federate
 from jaxfl.graphs.lossy_mixing import lossy_mix
 
 KEY, NODE_COUNT, WIDTH, DEVICES = jax.random.key(1), 32, 7, 8
@@ -150,45 +147,6 @@ def needed(graph):
     return int(sum(steps)) * WIDTH * 4
 
 
-def push_sum_round():
-    """Collectives of a push-sum round whose state and tables lie by node; difference of three rounds to one device."""
-    task = from_functions(
-        lambda key: jax.random.normal(key, (64, 4)), lambda w, x, y: jnp.sum((x @ w - y) ** 2, axis=-1)
-    )
-    rng = np.random.default_rng(3)
-    inputs, labels = (rng.normal(size=(2 * NODE_COUNT, d)).astype(np.float32) for d in (64, 4))
-    data = federate(inputs, labels, np.split(np.arange(2 * NODE_COUNT), NODE_COUNT))
-    learner = push_sum(task, graph=GRAPHS["exponential"], step_size=0.01)
-    state = jax.jit(learner.init)(KEY, data)
-
-    def rounds(state, data):
-        return jax.lax.fori_loop(0, 3, lambda _, s: learner.round(KEY, s, data)[0], state)
-
-    expected, mesh = jax.jit(rounds)(state, data), mesh_of("auto")
-    with jax.set_mesh(mesh):
-        whole = NamedSharding(mesh, PartitionSpec())
-        held = jax.tree.map(lambda x: by_node(mesh) if x.ndim else whole, state)
-        tables = jax.tree.map(lambda x: whole, data)._replace(indices=by_node(mesh), sizes=by_node(mesh))
-        placed = jax.device_put((state, data), (held, tables))
-        one = jax.jit(learner.round, in_shardings=(None, held, tables), out_shardings=(held, None))
-        looped = jax.jit(rounds, in_shardings=(held, tables), out_shardings=held)
-        found = traffic(one.lower(KEY, *placed).compile())
-        difference = largest_difference(looped(*placed).params, expected.params)
-    return {"traffic": found, "difference": difference, "bytes": 4 * SHARE * 64 * 4}
-
-
-def masses():
-    """Sum over nodes of ones after three rounds over devices, by graph."""
-    found = {}
-    with jax.set_mesh(mesh_of("auto")):
-        for name, graph in GRAPHS.items():
-            mixed = jnp.ones(NODE_COUNT, jnp.float32)
-            for k in range(3):
-                mixed = jax.jit(lambda x, k, g=graph: graphs.mix(g, x, k))(mixed, jnp.int32(k))
-            found[name] = float(np.asarray(mixed, np.float64).sum())
-    return found
-
-
 def uneven():
     """Thirty nodes on eight devices: every device mixes all of them."""
     graph, values = graphs.exponential(30), jnp.arange(30.0)
@@ -205,8 +163,6 @@ if __name__ == "__main__":
         "embedded": embedded(),
         "sent": sent(),
         "needed": {name: needed(graph) for name, graph in GRAPHS.items()},
-        "push_sum": push_sum_round(),
-        "masses": masses(),
         "uneven": uneven(),
     }
     print(json.dumps(found))

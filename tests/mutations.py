@@ -151,8 +151,6 @@ jaxfl/training/measures.py: jnp.where(batch.counts, value, 0) => value
 jaxfl/training/measures.py: values.max() if larger_is_worse => values.min() if larger_is_worse
 [tests/training/test_stationarity.py]
 jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
-[tests/training/test_progress_and_summary.py]
-jaxfl/training/summary.py: known.std(ddof=1) => known.std(ddof=0)
 [tests/frame/test_frame_request.py]
 jaxfl/frame/grid.py: itertools.product(*rows) => zip(*rows)
 [tests/training/test_printed.py]
@@ -170,6 +168,7 @@ jaxfl/training/lockstep.py: if status in WHOLE and self._final is not None: => i
 jaxfl/training/final_params.py: "round": round_index => "round": 0
 jaxfl/training/summary.py: last.get((case, seed)) if record.get("status") in WHOLE else None => last.get((case, seed))
 jaxfl/training/summary.py: record["status"], record["until"]] => record["status"], line.get("round")]
+jaxfl/training/summary.py: known.std(ddof=1) => known.std(ddof=0)
 jaxfl/training/summary.py: = float(np.median(own)) => = float(np.mean(own))
 jaxfl/training/summary.py: "rounds": max(rounds), => "rounds": min(rounds),
 jaxfl/frame/run.py: if name in request.rows and not request.rows[name].baseline] => if name in request.rows]

@@ -30,21 +30,29 @@ NAMES = [name for name in REGISTRY if name not in SPECIAL_CASES]
 # Every kind with the first algorithm, a mini-batch with the others; their most intricate kind is slow, for compiling is
 # what costs. (A row that takes a schedule has a mini-batch of its own, and no other kind.)
 CASES = [(name, kind) for name in NAMES for kind in KINDS if kind == "mini_batch" or name == NAMES[0]]
-# A mini-batch over links that lose and round messages. What is conserved over them has tests of its own.
+# A mini-batch over links that lose and round messages, of one row for each way to take them. What is conserved over
+# them has tests of its own, and tests/algorithms/test_over_links.py and clients/test_uplink.py follow the messages.
 LINKS = "over links"
-OVER_LINKS = [(name, LINKS) for name in NAMES if problem(name).example.over is not None]
+WAYS = [problem(name).example.over for name in NAMES]
+OVER_LINKS = [(NAMES[WAYS.index(way)], LINKS) for way in dict.fromkeys(WAYS) if way is not None]
 INTRICATE = [(name, "saga factored") for name in NAMES[1:] if REGISTRY[name].stateful_gradient]
-# Over links the others are slow, too: tests/algorithms/test_over_links.py follows their messages. With the compiler's
-# full optimizations, with which the gate runs some of these tests, they are not.
+# Over an uplink it is slow, too; with the compiler's full optimizations, with which the gate runs some of these tests,
+# it is not.
 OPTIMIZED = os.environ.get("JAXFL_TESTS_OPTIMIZED", "0") == "1"
 
 
 def cases(holds=lambda p: True, *, over_links=False):
-    """(name, kind) as parameters, where this holds of the problem of the row."""
+    """Tests of the cases of which this holds, by the problem of the row."""
     first, others = (OVER_LINKS[:1], OVER_LINKS[1:]) if over_links else ([], [])
     later = () if OPTIMIZED else pytest.mark.slow
     marked = [(CASES, ()), (first, ()), (others, later), (INTRICATE, pytest.mark.slow)]
-    return [pytest.param(*case, marks=marks) for some, marks in marked for case in some if holds(problem(case[0]))]
+    parameters = [
+        pytest.param(case, marks=marks, id="-".join(case))
+        for some, marks in marked
+        for case in some
+        if holds(problem(case[0]))
+    ]
+    return pytest.mark.parametrize("c", parameters, indirect=True)
 
 
 KEY, OTHER_KEY = jax.random.key(7), jax.random.key(8)
@@ -58,7 +66,7 @@ class Case:
     """A problem with one kind of gradient, its functions compiled once for all tests."""
 
     def __init__(self, name, kind):
-        self.problem = problem(name)
+        self.kind, self.problem = kind, problem(name)
         self.row, self.data = self.problem.row, self.problem.data
         over = self.problem.example.over
         options = over(LOSSY) if kind == LINKS and over else {}
@@ -117,7 +125,11 @@ class Case:
         return draws._replace(**{name: jax.tree.map(jnp.zeros_like, getattr(draws, name)) for name in fields})
 
 
-case = functools.cache(Case)
+@pytest.fixture(scope="module")
+def c(request):
+    """The case of a test. pytest puts tests of one case in a row, and its programs are dropped behind them."""
+    yield Case(*request.param)
+    jax.clear_caches()
 
 
 def is_key(leaf):
@@ -134,9 +146,8 @@ def differ(a, b):
     return any(np.any(x != y) for x, y in pairs)  # by NumPy, which compiles nothing
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
-def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
-    c = case(name, kind)
+@cases(over_links=True)
+def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(c):
     state, infos = c.rounds(c.first, 6)
     assert c.traces["step"] == 1
     assert jax.tree.structure(c.first) == jax.tree.structure(state)
@@ -156,11 +167,10 @@ def test_structure_and_dtypes_are_stable_and_nothing_compiles_twice(name, kind):
     assert infos.gradient_evaluations.any() or infos.forward_evaluations.any()
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
-def test_a_round_is_a_function_of_key_and_round(name, kind):
+@cases(over_links=True)
+def test_a_round_is_a_function_of_key_and_round(c):
     """A round, `update` after `draw` in a scan, and resumed from stored arrays: the same bits. Another round or key:
     other numbers, of every purpose."""
-    c = case(name, kind)
     state, infos = c.rounds(c.first, 6)
 
     def body(state, _):
@@ -189,20 +199,18 @@ def test_a_round_is_a_function_of_key_and_round(name, kind):
         assert_same(draws.noise, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "kind"), cases())
-def test_no_two_leaves_of_an_eager_state_share_a_buffer(name, kind):
-    c = case(name, kind)
+@cases()
+def test_no_two_leaves_of_an_eager_state_share_a_buffer(c):
     states = [c.algorithm.init(KEY, c.data)]  # whoever donates it deletes nothing else, and no data
-    if kind == "mini_batch":  # an eager round takes seconds
+    if c.kind == "mini_batch":  # an eager round takes seconds
         states.append(c.algorithm.update(states[0], c.data, c.draw(KEY, states[0]))[0])
     for leaves in ([leaf for leaf in jax.tree.leaves((state, c.data)) if leaf.size] for state in states):
         assert len({leaf.unsafe_buffer_pointer() for leaf in leaves}) == len(leaves)
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
-def test_hyper_parameters_and_seeds_compile_nothing_again(name, kind):
+@cases(over_links=True)
+def test_hyper_parameters_and_seeds_compile_nothing_again(c):
     """Another seed, step size, clip norm or noise scale gives other numbers from the same compiled programs."""
-    c = case(name, kind)
     draws, private = c.draw(KEY, c.first), bool(c.row.noise_draws)
     updated = c.update(c.first, draws)
     assert differ(c.first, c.start(OTHER_KEY, noise_scale=1.0))
@@ -213,10 +221,9 @@ def test_hyper_parameters_and_seeds_compile_nothing_again(name, kind):
     assert c.traces == {"started": 1, "drawn": 1, "step": 1, "tuned": 1}
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
+@cases(over_links=True)
 @pytest.mark.slow
-def test_a_vmap_over_seeds_equals_a_loop(name, kind):
-    c = case(name, kind)
+def test_a_vmap_over_seeds_equals_a_loop(c):
     keys = jax.vmap(jax.random.key)(jnp.arange(2))
     firsts = [c.start(key) for key in keys]
     together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *firsts)
@@ -229,9 +236,9 @@ def test_a_vmap_over_seeds_equals_a_loop(name, kind):
         assert_same(jax.tree.map(lambda x, i=index: x[i], together), state, rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(over_links=True))
-def test_relabelling_the_nodes_permutes_the_result(name, kind):
-    c, order = case(name, kind), np.array([3, 0, 4, 1, 2])
+@cases(over_links=True)
+def test_relabelling_the_nodes_permutes_the_result(c):
+    order = np.array([3, 0, 4, 1, 2])
     state, _ = c.rounds(c.first, 2)
     draws = c.draw(KEY, state)
 
@@ -274,10 +281,9 @@ def test_the_derivative_by_the_step_size_equals_a_finite_difference(name, kind):
 
 
 # A row without noise takes no clip norm, either.
-@pytest.mark.parametrize(("name", "kind"), cases(lambda p: p.row.noise_draws))
-def test_no_noise_and_no_clipping_give_the_plain_method(name, kind):
+@cases(lambda p: p.row.noise_draws)
+def test_no_noise_and_no_clipping_give_the_plain_method(c):
     """Two rounds, same state and draws: noise 0 and a huge clip norm change nothing, small ones do."""
-    c = case(name, kind)
     before, _ = c.rounds(c.first, 2)
     draws = [c.draw(KEY, state) for state in (before, c.rounds(before, 1)[0])]
     silent = [c.silent(one) for one in draws]
@@ -343,14 +349,13 @@ def test_one_node_or_a_complete_graph_with_equal_data_is_gradient_descent(name):
         assert_same(last, stacked, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "kind"), cases(lambda p: p.example.conserved))
-def test_invariants_in_every_round(name, kind):
+@cases(lambda p: p.example.conserved)
+def test_invariants_in_every_round(c):
     """The push-sum weights sum to n, and mixing leaks nothing: the sum of x moves by step size times noisy g.
 
     The sum is a weighted one where averaging preserves such a one. What is sent with noise of its own is sent without
     here.
     """
-    c = case(name, kind)
     conserved = c.problem.example.conserved
     assert conserved is not None
     weights = conserved(np.asarray(c.data.sizes))
@@ -376,10 +381,14 @@ def test_invariants_in_every_round(name, kind):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", [name for name in NAMES if problem(name).example.conserved])
-def test_1000_rounds_without_steps_conserve_the_sums(name):
+@pytest.mark.parametrize(
+    "c",
+    [pytest.param((name, "mini_batch"), id=name) for name in NAMES if problem(name).example.conserved],
+    indirect=True,
+)
+def test_1000_rounds_without_steps_conserve_the_sums(c):
     """In float32. The tolerance is that of docs/new_algorithm.md: eps * sqrt(rounds) * scale."""
-    c, rounds = case(name, "mini_batch"), 1000
+    rounds = 1000
     conserved, state = c.problem.example.conserved, c.start(KEY, noise_scale=0.0)
     assert conserved is not None
     weights, of_what_is_sent = conserved(np.asarray(c.data.sizes)), set(c.row.noise_draws) - {"noise"}

@@ -17,7 +17,6 @@ from reference.runs import (
     assert_same,
     check_counts,
     check_own_samples_alone_train,
-    check_uniform_pairs,
     flat,
     node_samples,
     with_batches,
@@ -291,16 +290,6 @@ def test_a_block_that_nobody_trained_stays_bit_for_bit(frozen_batch_norm):
                 assert stays == (block in ("dense_1", "norm_1") and not is_strong)
 
 
-def test_a_block_of_no_class_stays_bit_for_bit():
-    """If stratified; where blocks decay, those alone that are trained."""
-    data, algorithm = uneven_data(SIZES), learner(num_active=(0, 2, 0, 0), weight_decay=0.1)
-    first, draws = started(algorithm, data), jax.tree.map(lambda leaf: leaf[0, 2:4], drawn(num_active=7))
-    state, info = jax.jit(algorithm.update)(first, data, draws)
-    assert_same(state.params["dense_1"], first.params["dense_1"])
-    assert np.all(flat(state.params["dense_2"]) != flat(first.params["dense_2"]))
-    assert int(info.untrained_blocks) == 1
-
-
 def test_frozen_batch_normalization_may_use_the_batchs_statistics():
     """It changes what weak clients learn, and nothing of what strong ones do."""
     (_, running), (_, batch) = alone("running"), alone("batch")
@@ -339,17 +328,6 @@ def test_a_class_may_have_a_task_of_its_own():
     mean = weights @ [flat(strong.params["dense_3"]), flat(weak.params["dense_3"])]
     np.testing.assert_allclose(flat(mixed.params["dense_3"]), mean, rtol=1e-5, atol=1e-6)
     assert np.abs(flat(strong.params["dense_3"]) - flat(weak.params["dense_3"])).max() > 1e-3
-
-
-def test_uniform_participation_has_random_counts_of_each_class():
-    """Each client, and each pair of clients, equally often."""
-    draws = drawn()
-    check_uniform_pairs(draws.active, 7)
-    rounds = len(draws.active)
-    strong = (CLIENT_CLASS[draws.active] == 0).sum(axis=1)
-    # Two of seven are strong: none, one or both of them among four with probabilities 1/7, 4/7, 2/7.
-    for count, rate in enumerate((1 / 7, 4 / 7, 2 / 7)):
-        assert abs(np.sum(strong == count) - rate * rounds) <= 4 * np.sqrt(rate * (1 - rate) * rounds)
 
 
 def test_stratified_participation_has_fixed_counts_of_each_class():
@@ -417,14 +395,6 @@ def test_a_weak_client_runs_no_backward_pass_through_the_blocks_in_front_of_its_
     assert operations[1] < 0.5 * operations[0]
     temp = [held.temp_size_in_bytes for program in programs if (held := program.memory_analysis()) is not None]
     assert temp[1] < 0.5 * temp[0]
-
-
-def test_the_sides_of_a_model():
-    blocks = ("stem", "one", "two", "three", "dense")
-    assert output_side(blocks, "stem") == blocks
-    assert first_half(blocks) == ("stem", "one")
-    assert first_half(blocks, "dense", classifier=True) == blocks
-    assert first_half(("only",)) == ("only",)
 
 
 test_refusals = refusals(

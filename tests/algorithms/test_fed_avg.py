@@ -178,26 +178,3 @@ def test_batch_statistics_are_averaged_like_parameters():
     expected = np.mean(((inputs - mean_mean) @ mean_w - labels) ** 2)
     for name in ("test_loss", "test_loss_worst_node", "test_loss_average_model"):
         np.testing.assert_allclose(line[name], expected, rtol=1e-5)
-
-
-def test_numbers_may_be_traced():
-    """One program for a sweep over step size, momentum, weight decay and the server's step: the same results, also as
-    for a momentum and a decay that are known to be 0."""
-    data, task = uneven_data(SIZES), linear_task()
-
-    def after(step_size, momentum, weight_decay, server_step):
-        algorithm = learner(
-            task,
-            step_size=step_size,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            server_optimizer=optax.sgd(server_step, momentum=0.5),
-        )
-        state = algorithm.init(KEY, data)
-        return jax.lax.scan(lambda s, _: (algorithm.round(KEY, s, data)[0], None), state, length=2)[0].params
-
-    options = [(0.02, 0.0, 0.0, 1.0), (0.01, 0.9, 0.01, 0.5)]
-    swept = jax.jit(jax.vmap(after))(*jnp.array(options, jnp.float32).T)
-    for index, one in enumerate(options):
-        expected = flat(jax.jit(lambda one=one: after(*one))())
-        np.testing.assert_allclose(flat(jax.tree.map(lambda x, i=index: x[i], swept)), expected, rtol=1e-5, atol=1e-6)

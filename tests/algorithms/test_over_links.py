@@ -299,27 +299,6 @@ def test_links_of_another_size_are_refused_before_a_round(name):
         refused(lambda taken=taken: p.algorithm(**taken).init(KEY, p.data), "success", "shape")
 
 
-@pytest.mark.parametrize("name", ["push_sum", "fed_avg"])
-@pytest.mark.quick_cases(1)
-def test_a_traced_success_compiles_once_and_is_batched(name):
-    p, traces = problem(name), 0
-
-    @jax.jit
-    def last(success):
-        nonlocal traces
-        traces += 1
-        state, infos = run(p.algorithm(**over(p, jaxfl.links(success))), KEY, p.data, 4)
-        return state.params, infos.lost_messages
-
-    rates = jnp.array([0.3, 0.8])
-    alone = [last(rate) for rate in rates]
-    assert traces == 1
-    together = jax.vmap(last)(rates)
-    for index, one in enumerate(alone):
-        assert_same(jax.tree.map(lambda leaf, i=index: leaf[i], together), one, rtol=1e-5, atol=1e-6)
-    assert np.sum(alone[0][1]) > np.sum(alone[1][1]) > 0
-
-
 @pytest.mark.parametrize("name", ["push_sum", "d_psgd", "gradient_tracking", "fed_avg"])
 @pytest.mark.quick_cases(1)
 def test_overflow_is_counted_at_every_node(name):

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import networkx as nx
 import numpy as np
 import pytest
-from problems import small_task, start, uneven_data
+from problems import small_task, uneven_data
 from reference.perturbed_gossip import perturbed_gossip as reference_perturbed_gossip
 from reference.perturbed_gossip import round_ternary, round_uniform
 from reference.runs import (
     by_node,
     check_info,
-    check_noise,
     each,
     entries,
     one_by_one,
@@ -24,7 +23,6 @@ from reference.runs import (
     stacked,
 )
 
-import jaxfl
 from jaxfl import ArgumentError, graphs
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.channel import ternary_quantizer, uniform_quantizer
@@ -141,46 +139,6 @@ def test_follows_the_lines(name):
         np.testing.assert_array_equal(one.counts.get("quantizer_overflow", np.zeros(NODES)), beyond[-1])
         assert ("quantizer_overflow" in one.counts) == (case.quantize is not None)
     assert np.any(beyond) == (case.quantize is not None)
-
-
-LARGE = 3000  # parameters
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("distribution", ["laplace", "gaussian"])
-@pytest.mark.quick_cases(1)
-def test_draws_are_scaled_as_the_schedule_says(distribution):
-    """zeta^{k+1} of every node and round within 5 standard errors, NaN behind the schedule's end; uniform numbers are
-    uniform; nothing is used twice."""
-    last = 3
-    scales = np.random.default_rng(1).uniform(0.5, 2.0, (NODES, last + 1))
-    scales[1] = 0.0
-    algorithm = perturbed_gossip(
-        jaxfl.from_functions(lambda key: jnp.zeros(LARGE), lambda w, x, y: w.sum() * x[:, 0]),
-        graph=bull(),
-        schedule=schedule(last, scales),
-        clip_norm=1.0,
-        distribution=distribution,
-        quantizer=uniform_quantizer(1.0),
-    )
-    data = uneven_data()
-    first = start(algorithm, KEY, data)
-
-    @jax.jit
-    def draws(state):
-        return jax.vmap(lambda k: algorithm.draw(KEY, state._replace(round_index=k), data))(jnp.arange(-1, last + 2))
-
-    drawn = draws(first)
-    noise, rounding = np.asarray(drawn.state_noise, np.float64), np.asarray(drawn.rounding, np.float64)
-    np.testing.assert_array_equal(first.broadcast_params, np.floor(noise[0]) + (rounding[0] < noise[0] % 1))
-    assert np.isnan(noise[last + 1 :]).all()
-    noise = noise[: last + 1]
-    check_noise(noise, scales, distribution)
-    assert rounding.min() >= 0
-    assert rounding.max() < 1
-    assert (np.abs(rounding.mean(axis=-1) - 0.5) < 5 * math.sqrt(1 / 12 / LARGE)).all()
-    rows = np.concatenate([noise[:, 2:].reshape(-1, LARGE), rounding.reshape(-1, LARGE)])
-    assert np.abs(np.corrcoef(rows) - np.eye(len(rows))).max() < 5 / math.sqrt(LARGE)
 
 
 def test_refuses_a_mixing_weight_of_each_node():

@@ -10,7 +10,7 @@ import pytest
 from helpers import refusals
 from problems import small_task, start, statistics_task, uneven_data, with_clients
 from reference.network import as_float64
-from reference.runs import check_counts, check_own_samples_alone_train, flat, node_samples
+from reference.runs import check_counts, flat, node_samples
 from reference.width_reduction import width_reduction as reference_width_reduction
 
 import jaxfl
@@ -137,25 +137,6 @@ def linear(features):
 
 
 LINEAR = [linear(6), linear(4)]
-TWO_CLASSES = {"client_class": [0, 1, 1, 0, 1], "step_size": 0.05}
-
-
-@pytest.mark.parametrize("ordered_dropout", [False, True])
-@pytest.mark.quick_cases(1)
-def test_padding_never_contributes(ordered_dropout):
-    """Each client in turn trains alone, then on a pool in which all other samples are NaN: the same bits, and all of
-    its own samples matter."""
-    # More than the largest client, and than J_max; uniform sampling, so that one program serves both classes.
-    algorithm = learner(LINEAR, **TWO_CLASSES, num_active=1, batch_size=12, ordered_dropout=ordered_dropout)
-    data = uneven_data(SIZES)
-    state, update = start(algorithm, KEY, data), jax.jit(algorithm.update)
-    batches = jnp.broadcast_to(jnp.arange(12, dtype=jnp.int32), (1, 3, 12))  # everything; the rest is padding
-    widths = jnp.ones((1, 3), jnp.int32) if ordered_dropout else None
-    for client in range(len(SIZES)):
-        draws = Draws(
-            active=jnp.array([client], jnp.int32), steps=step_draws(batches), widths=widths, uplink=UplinkDraws()
-        )
-        check_own_samples_alone_train(lambda data, d=draws: update(state, data, d), data, client, 3, 1e-4)
 
 
 def test_a_clients_batches_and_widths_do_not_depend_on_who_else_is_active():
@@ -296,15 +277,3 @@ test_refusals = refusals(
         (slices(small_task(hidden=3), small_task(hidden=4)), "tasks"),
     ]
 )
-
-
-def test_the_papers_names():
-    assert (jaxfl.heterofl, jaxfl.embracing_fl) == (jaxfl.width_reduction, jaxfl.embracing)
-    task = jaxfl.models.classification(jaxfl.models.mlp((4, 2)))
-    data = jaxfl.federate(np.zeros((4, 4), np.float32), np.zeros(4, np.int32), [[0, 1], [2, 3]])
-    clients = jaxfl.local_steps(1, batch_size=1, optimizer=optax.sgd(0.1))
-    for build, draws_widths in ((jaxfl.heterofl, False), (jaxfl.fjord, True)):
-        learner = build([task], clients=clients, client_class=[0, 0], num_active=2)
-        key = jax.random.key(0)
-        draws = jax.eval_shape(lambda learner=learner, key=key: learner.draw(key, learner.init(key, data), data))
-        assert (draws.widths is not None) == draws_widths

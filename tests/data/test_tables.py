@@ -289,10 +289,6 @@ class TestRoles:
         assert load_file(path, site_column="site", id_column=name).reading.inputs == ("x",)
         assert load_file(path, site_column="site", input_columns=[name]).reading.inputs == (name,)
 
-    def test_a_number_of_rows_in_a_parquet_table_is_no_input(self, tmp_path):
-        path = parquet(tmp_path, idx=np.arange(60), x=np.arange(60) % 7, label=np.arange(60) % 2)
-        refused(lambda: load_file(path), "dataset", "idx")
-
     @pytest.mark.parametrize("options", [{"drop_columns": ["z"]}, {"input_columns": ["z"]}, {"id_column": "z"}])
     def test_an_unknown_column_is_refused(self, options, tmp_path):
         refused(lambda: load_file(table(tmp_path, *GOOD, heading=PLAIN), **options), next(iter(options)), "x, site")
@@ -592,8 +588,3 @@ def test_integers_that_do_not_fit_are_refused():
     owners = [1538296000, 1538296000 + 2**32] * 2
     refused(lambda: from_arrays(inputs, [0, 1, 0, 1], inputs[:1], [0], train_writers=owners), "train_writers", "int32")
     assert from_arrays(inputs, np.array([3, 5, 3, 5], object), inputs[:1], [0]).num_classes == 6
-
-
-def test_a_budget_without_heading_keeps_its_first_site(tmp_path):
-    (tmp_path / "b.csv").write_text("Oslo,1.5\nLund,2\n")
-    assert read_by_site(str(tmp_path / "b.csv"), ("Lund", "Oslo"), "node_epsilons") == (2.0, 1.5)

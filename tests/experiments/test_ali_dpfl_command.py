@@ -140,17 +140,6 @@ class TestBudget:
             allowed.append(most)
         assert allowed[0] < allowed[1]
 
-    def test_private_estimates_are_charged(self):
-        arguments = "--dataset mnist --method ALI-DPFL --constants"
-        private = f"{arguments} private --constants-batch 300 --constants-noise 5"
-        (config,) = settle(private, [6000] * 10).values()
-        (free,) = settle(f"{arguments} as_published", [6000] * 10).values()
-        (most, rounds), (most_free, rounds_free) = numbers(config), numbers(free)
-        assert rounds == rounds_free
-        assert most < most_free
-        spent = [spent_by(config, 6000, count, rounds) for count in (most, most + 1)]
-        assert spent[0] <= 2.0 < spent[1]
-
     def test_private_estimates_stay_within_the_budget_that_was_asked_for(self):
         """Also where iterations are given: 40 rounds of loud estimates beside iterations that alone are paid for."""
         arguments = "--method ALI-DPFL --dataset mnist --target-epsilon 3 --max-iterations 300 --rounds 40"
@@ -291,16 +280,6 @@ class TestStatements:
                 assert stated["dp_epsilon"] == pytest.approx(max(each), rel=1e-12)
                 np.testing.assert_allclose(np.ravel(whole["node_epsilons"]), each)
 
-    def test_no_budget_is_overspent(self, finished):
-        for name in (PRIVATE, FIXED):
-            proven = next(row for row in finished.summary()["cases"][name]["privacy"] if row["bound"] == "proven")
-            assert 0 < proven["dp_epsilon"] <= 4.0
-            (config,) = (settled(line.config, _sizes(line)) for label, line in lines_of(RUN).items() if label == name)
-            ends = [finished.lines(name, seed)[-1] for seed in (2, 7)]
-            assert all(end["total_local_iterations"] <= config.budget.max_iterations for end in ends)
-            if name == FIXED:
-                assert {end["total_local_iterations"] for end in ends} == {config.budget.max_iterations}
-
     def test_a_run_with_estimates_without_noise_has_no_epsilon(self, finished):
         """Neither in table and summary nor in pictures' captions."""
         table = " ".join(finished.printed.split()).split("budget was spent")[0]
@@ -316,23 +295,6 @@ class TestStatements:
         arguments = f"{BUDGET} --rounds 2 --grid method={methods} --local-steps 4 --grid constants=as_published,private"
         covered = {name: case.covered for name, case in prepare(lines_of(arguments)).cases.items()}
         assert covered == {ALI: False, PRIVATE: True, FIXED: True, "FedAvg": False, "DP-FedAvg": True}
-
-    def test_updates_of_whole_clients_have_a_statement_of_their_own(self):
-        arguments = f"{BUDGET} --rounds 3 --num-active 2 --local-steps 2 --grid method=DP-FedAvg,FedAvg --seed 0"
-        cases = prepare(lines_of(arguments)).cases
-        privacy = cases["DP-FedAvg"].privacy
-        assert privacy is not None
-        (stated,) = privacy(3)
-        assert stated["neighboring_relation"] == "zero_out_client"
-        assert 3.9 < stated["dp_epsilon"] <= 4.0
-        assert cases["FedAvg"].privacy is None
-
-
-class TestSteps:
-    def test_fewer_rounds_give_larger_tau(self, finished):
-        """Condition II."""
-        for name in (ALI, PRIVATE):
-            assert max(line["num_steps"] for line in finished.lines(name)[1:]) > 1
 
 
 def _sizes(line):

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from helpers import crossed
 
 from experiments.audit import EXPERIMENT, attack
 from jaxfl.frame import main
@@ -71,7 +70,10 @@ SERVED_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("mistake", "method"), crossed(SERVED_MISTAKES, SERVED))
+@pytest.mark.parametrize(
+    ("mistake", "method"),
+    [("none", "ALI-DPFL"), ("noise", "DP-FedAvg"), ("clipping", "ALI-DPFL"), ("none", "DP-FedAvg")],
+)
 @pytest.mark.quick_cases(2)
 def test_methods_with_a_server_are_audited(method, mistake, tmp_path, capsys):
     """Local iterations, which messages add up, and whole clients."""

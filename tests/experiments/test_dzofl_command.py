@@ -21,7 +21,6 @@ from experiments.dzofl.costs import published_ledger, round_costs
 from experiments.dzofl.options import Configuration
 from jaxfl import channel
 from jaxfl.channel.ledger import COUNTED
-from jaxfl.core import ArgumentError
 from jaxfl.frame import main, programs
 from jaxfl.frame.command_line import parse
 from jaxfl.training import read_results
@@ -139,12 +138,6 @@ class TestCosts:
         assert cost.joules == pytest.approx(np.mean([one.joules for one in by_hand]))
         assert cost.seconds == pytest.approx(np.mean([one.simulated_seconds for one in by_hand]))
         assert cost.bits == counts["bits_sent"].max()
-
-    def test_more_senders_than_devices_are_refused(self):
-        for number in ("0", "6"):
-            (config,) = configs(f"{RUN} --method DZOFL --num-active {number}").values()
-            with pytest.raises(ArgumentError, match="num_active"):
-                config.algorithm().init(jax.random.key(0), config.clients.data(config.data)(0))
 
     @pytest.mark.slow
     def test_section_3(self, shirts, tmp_path):

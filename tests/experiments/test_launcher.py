@@ -340,17 +340,24 @@ def test_a_job_hears_a_signal_that_another_thread_receives(tmp_path):
     assert heard == [True]
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory):
+    """The directory of a run of one process that nothing stops."""
+    out = tmp_path_factory.mktemp("long") / "run"
+    assert main(EXPERIMENT, [*LONG, "--out", str(out)]) == 0
+    return out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGUSR2])
-def test_a_job_that_was_killed_or_preempted_goes_on_from_its_last_checkpoint(signum, tmp_path, monkeypatch):
+def test_a_job_that_was_killed_or_preempted_goes_on_from_its_last_checkpoint(signum, long, tmp_path, monkeypatch):
     """SIGUSR2 is how Slurm, by submitit, tells of a time limit; the other job is submitted once."""
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    assert main(EXPERIMENT, [*LONG, "--out", str(whole)]) == 0
+    out = tmp_path / "run"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(disturbed_job.__file__).parent)]))
     monkeypatch.setenv(disturbed_job.SIGNAL, str(int(signum)))
     monkeypatch.setattr(frame_run, "run_pass", disturbed_job.run_pass)
     assert main(EXPERIMENT, [*LONG, "--out", str(out), *JOBS]) == 0
-    same_end(out, whole)
+    same_end(out, long)
     ends = read_run(out).ended()
     timed = [ends[lane]["seconds"]["timed_rounds"] for lane in LANES]
     assert max(timed[:2]) < 400 == min(timed[2:]), "it goes on, and does not begin again"

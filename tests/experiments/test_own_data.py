@@ -90,29 +90,6 @@ def test_a_run_on_sites_and_their_edges(table, tmp_path, capsys):
     assert "Bergen" in capsys.readouterr().err
 
 
-def test_sites_of_unequal_size_get_what_their_own_size_needs(tmp_path, capsys):
-    """The default command: batches that follow the smallest site, and at each site the least noise of the budget."""
-    rng, counts = np.random.default_rng(0), (50, 75, 150, 300, 600)  # of which a fifth tests
-    rows = [
-        f"{a:.3f},{site},{b:.3f},{int(a > b)}"
-        for site, count in zip(SITES, counts, strict=True)
-        for a, b in rng.normal(size=(count, 2))
-    ]
-    (tmp_path / "patients.csv").write_text("\n".join(["age,town,dose,ill", *rows]) + "\n")
-    words = f"--dataset {tmp_path / 'patients.csv'} --label-column ill --site-column town --target-epsilon 3 --quiet"
-    words += f" --iterations 4 --method PrivSGP --seeds 0 1 --out {tmp_path / 'run'}"
-    assert main(EXPERIMENTS["privsgp_vr"], words.split()) == 0, capsys.readouterr()
-    assert "Sites of PrivSGP" in capsys.readouterr().out
-    sites = read_results(tmp_path / "run" / "sites.csv")
-    assert [row["site"] for row in sites] == [*SITES] * 2
-    assert all(0.99 * 3 < row["dp_epsilon"] <= 3 for row in sites)
-    least = min(row["samples"] for row in sites)
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["batch_size"] == int(0.45 * least)
-    noise = {row["site"]: row["noise_std"] for row in sites}
-    assert [*noise.values()] == sorted(noise.values(), reverse=True)
-    assert noise["Riga"] < noise["Ghent"] / 2
-
-
 @pytest.mark.parametrize(
     ("words", "batch"),
     [

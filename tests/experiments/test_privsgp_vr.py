@@ -13,12 +13,10 @@ from experiments.privsgp_vr.options import METHODS
 from experiments.privsgp_vr.prepare import prepare
 from experiments.privsgp_vr.spending import privacy_of, releases_of, rounds_allowed, settled
 from jaxfl import graphs, privacy
-from jaxfl.analysis.plots import privacy_notes
 from jaxfl.frame import main
 from jaxfl.frame.command_line import parse
 from jaxfl.privacy import gossip
 from jaxfl.privacy.gossip import CIFAR10_CONSTANTS
-from jaxfl.privacy.statements import statement_text
 
 
 def lines_of(arguments):
@@ -158,25 +156,6 @@ class TestPrepare:
         assert saved[0] != saved[1]
 
 
-SMALL = "--nodes 4 --hidden 4 --batch-size 20 --method PrivSGP --checkpoint-every 1 --quiet --seed 0".split()
-
-
-@pytest.mark.slow
-def test_stops_when_the_budget_is_spent(tmp_path, capsys):
-    options = [*SMALL, *"--noise-std 0.5 --target-epsilon 0.5 --iterations 400 --evaluate-every 10".split()]
-    assert main(EXPERIMENT, [*options, "--out", str(tmp_path / "whole")]) == 0
-    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
-    assert summary["status"] == "budget_spent"
-    ((name, row),) = summary["cases"].items()
-    rounds = row["rounds"]
-    printed = " ".join(capsys.readouterr().out.split())
-    stopped = f"{name}: the privacy budget was spent after {rounds} rounds, and the run stopped there"
-    assert f"{stopped}: {statement_text(proven(row['privacy']))}" in printed
-    ((_, config),) = settle(" ".join(options), [359]).items()
-    assert 0 < rounds < 400
-    assert proven(row["privacy"])["dp_epsilon"] <= 0.5 < epsilon_of(config, 359, rounds + 1)
-
-
 def test_a_budget_without_an_epsilon_ends_with_its_reason(tmp_path, capsys):
     def without_privacy(rows):
         prepared = prepare(rows)
@@ -206,44 +185,6 @@ def test_a_run_accounted_by_another_theorem_is_not_resumed(tmp_path, monkeypatch
         in says
     )
     assert says.rstrip().endswith("Start a new run with another out.")
-
-
-@pytest.mark.slow
-def test_every_epsilon_has_its_bound_relation_and_delta(tmp_path, capsys, monkeypatch):
-    """All four methods: in summary.json, in the closing table and in the picture; those of the rounds that ran."""
-    monkeypatch.setenv("COLUMNS", "1000")
-    options = f"{ALL_METHODS} --nodes 5 --hidden 4 --iterations 4 --evaluate-every 4 --seed 0 --noise-std 0.1 --quiet"
-    command = [*options.split(), "--batch-size", "4", "--out", str(tmp_path / "run")]
-    assert main(EXPERIMENT, command) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    cases = json.loads((tmp_path / "run" / "summary.json").read_text())["cases"]
-    assert list(cases) == list(METHODS)
-    first = {name: proven(row["privacy"])["dp_epsilon"] for name, row in cases.items()}
-    assert first["PrivSGP"] == first["DP2-SGD"] < first["A(DP)2SGD"]
-    required = {
-        "bound",
-        "dp_epsilon",
-        "dp_delta",
-        "neighboring_relation",
-        "accountant",
-        "nodes",
-        "assumptions",
-        "reason",
-        "mechanism",
-    }
-    for name, config in settle(options + " --batch-size 4", [287]).items():
-        assert first[name] == pytest.approx(epsilon_of(config, 287, 4), rel=1e-9)
-        for statement in cases[name]["privacy"]:
-            own = {"dp_epsilon_median_node"} if statement["dp_epsilon"] else set()
-            assert set(statement) == required | own
-            assert statement["nodes"] == 5
-            assert (statement["dp_epsilon"] is None) == (statement["reason"] is not None)
-            assert f"{name}: {statement_text(statement)}" in printed
-    *notes, mark = privacy_notes(tmp_path / "run")
-    assert mark == "simulation: its seed is public"
-    every = [statement for row in cases.values() for statement in row["privacy"]]
-    assert len(notes) == len({(s["bound"], s["neighboring_relation"]) for s in every})
-    assert all("δ = 1e-05" in note and "ε" in note for note in notes)
 
 
 def start_of(config):

@@ -4,10 +4,8 @@ Each experiment's `__main__.py` is alike; one that trains and one that does not 
 """
 
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -37,23 +35,6 @@ def start_with_hook(name, folder, statement):
     )
     (folder / "here").mkdir()
     return start(name, cwd=folder / "here", env={"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.0, 0.5, 2.0])
-def test_an_interrupt_while_it_imports_is_one_sentence(seconds, tmp_path):
-    """Counted from the first module behind the package, for nothing of ours is there while Python itself starts."""
-    process = start_with_hook("privsgp_vr", tmp_path, f"open({str(tmp_path / 'begun')!r}, 'w').close()")
-    while not (tmp_path / "begun").exists():
-        assert process.poll() is None
-        time.sleep(0.001)
-    time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
-    output, told = process.communicate(timeout=120)
-    assert (process.returncode, output) == (130, "")
-    assert told.startswith("interrupted: ")
-    assert told.count("\n") == 1
-    assert list((tmp_path / "here").iterdir()) == []
 
 
 def test_an_interrupt_is_not_lost_where_python_drops_exceptions(tmp_path):
@@ -100,16 +81,14 @@ def test_a_program_that_imports_experiments_keeps_its_interrupts(tmp_path):
 @pytest.mark.parametrize(
     ("shell", "reason"),
     [
-        ("{} > /dev/full", "no space left on device"),
         ("{} | true", "broken pipe"),
         ("{} >&-", None),
-        ("PYTHONIOENCODING=ascii {} > {out}.txt", None),
     ],
 )
 def test_a_run_goes_on_without_its_standard_output(shell, reason, tmp_path):
     words = "--iterations 4 --nodes 3 --hidden 4 --seeds 0 --method PrivSGP --batch-size 4 --out run".split()
     command = " ".join([sys.executable, "-m", "experiments.privsgp_vr", *words])
-    text = "set -o pipefail; " + shell.replace("{out}", "out").replace("{}", command)
+    text = "set -o pipefail; " + shell.replace("{}", command)
     environment = {**os.environ, "PYTHONPATH": ROOT}
     done = subprocess.run(
         ["bash", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300

@@ -75,8 +75,9 @@ def children_seconds():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("signum", "said"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
-@pytest.mark.parametrize("seconds", [0.05, 0.5, 1.5])
+@pytest.mark.parametrize(
+    ("seconds", "signum", "said"), [(0.05, signal.SIGTERM, "terminated"), (1.5, signal.SIGINT, "interrupted")]
+)
 def test_before_the_first_round_it_ends_at_once_and_leaves_nothing(tmp_path, seconds, signum, said):
     """While the data are read, while it compiles."""
     before = children_seconds()

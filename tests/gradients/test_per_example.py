@@ -61,17 +61,6 @@ def test_a_million_small_coordinates_are_clipped_at_the_smallest_clip_norm(clip_
 
 
 @pytest.mark.parametrize("clip_order", [1, 2])
-def test_each_sample_contributes_a_gradient_of_norm_at_most_clip_norm(clip_order):
-    task, clip_norm = small_task(), 0.3
-    params = task.init(jax.random.key(1))
-    inputs, labels = batch(size=40)
-    rows = per_sample(task, params, 100 * inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
-    norms = np.linalg.norm(rows_of(rows.gradient), ord=clip_order, axis=1)
-    assert norms.max() <= clip_norm * (1 + 1e-5)
-    assert norms.max() > 0.99 * clip_norm
-
-
-@pytest.mark.parametrize("clip_order", [1, 2])
 def test_the_bound_holds_where_the_terms_of_a_convolution_cancel(clip_order):
     """Large weights of opposite sign send errors to the positions that nearly sum to zero: float32 sums are all error.
 

@@ -77,17 +77,6 @@ def test_no_structure_branches_on_an_accelerator(kept_by):
     assert_close(found, jax.tree.map(lambda x: np.tensordot(expected, np.asarray(x, np.float64), axes=1), tree))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.quick_cases(3)
-def test_where_everything_arrives_it_is_mix(name):
-    graph = GRAPHS[name]
-    tree, all_arrived = tree_of(graph.num_nodes), jnp.ones((graph.num_nodes, graph.num_nodes), bool)
-    both = jax.jit(lambda k: [lossy_mix(graph, tree, all_arrived, k, kept_by=who) for who in ("sender", "receiver")])
-    for k in range(graph.period):
-        for found in both(jnp.int32(k)):
-            assert_close(found, graphs.mix(graph, tree, k))
-
-
 @settings(CHECKED, max_examples=5)
 @given(column_stochastic())
 def test_kept_by_the_sender_total_mass_is_preserved_whatever_arrives(matrices):

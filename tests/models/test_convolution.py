@@ -13,10 +13,9 @@ from jax import lax
 from jaxfl.core import over_nodes
 from jaxfl.core.platform import tracing_for
 from jaxfl.core.tracing import canonical_form
-from jaxfl.models import resnet20
 from jaxfl.models.kernels import error_windows, forms
 from jaxfl.models.kernels.convolution import convolve, input_gradient, kernel_gradient
-from jaxfl.models.kernels.forms import FORWARD, KERNEL_GRADIENT, form
+from jaxfl.models.kernels.forms import FORWARD, KERNEL_GRADIENT
 from jaxfl.models.kernels.windows import Geometry, geometry
 from jaxfl.models.resnet import conv_without_bias
 
@@ -124,14 +123,6 @@ def test_equals_lax_conv_where_nodes_share(mapped, traced):
     assert_close(traced(jax.vmap(with_gradients(case.ours), in_axes=(*mapped, 0)), *shared, direction), expected)
 
 
-def test_equals_lax_conv_under_two_vmaps(traced):
-    case = CASES["same"]
-    args = case.arrays(2, 3)
-    expected = each_node(jax.jit(with_gradients(case.plain)), [leaf.reshape(6, *leaf.shape[2:]) for leaf in args])
-    found = traced(jax.vmap(jax.vmap(with_gradients(case.ours))), *args)
-    assert_close(tuple(leaf.reshape(6, *leaf.shape[2:]) for leaf in found), expected)
-
-
 def test_equals_lax_conv_under_grad_of_vmap_of_seeds_sharing_data(traced):
     case = CASES["same"]
     (inputs, *_), (_, kernel, _) = case.arrays(3), case.arrays(2, 3)  # of nodes; of seeds and nodes
@@ -234,17 +225,6 @@ def test_mapped_over_nodes_a_gpu_groups_what_has_many_positions_for_its_channels
             assert groups(run, *args) == []
 
 
-def test_a_gpu_has_three_grouped_products_for_each_large_convolution_of_a_residual_network():
-    model, images = resnet20((16, 16, 3), widths=(4, 8), blocks=(1, 1), norm="group", groups=2), (NODES, 2, 16, 16, 3)
-    params = jax.eval_shape(lambda key: jax.vmap(model.init)(jax.random.split(key, NODES)), jax.random.key(0))
-    slopes = jax.vmap(jax.grad(lambda params, images: model.apply(params, images).sum()))
-    with tracing_for("gpu"):
-        measured = groups(slopes, params, jax.ShapeDtypeStruct(images, jnp.float32))
-    # The stem has no gradient to its inputs; one with strides is no convolution; a strided shortcut is matrix products.
-    stem, same, shortcut, strided = 2, 3, 3, 2
-    assert measured == [NODES] * (stem + 2 * same + shortcut + strided + same)
-
-
 def test_a_single_node_of_a_gpu_leaves_the_gradient_to_its_kernel_to_the_library():
     case = Case(geometry((8, 8), (3, 3)), 2, 3)
     inputs, kernel, error = jax.eval_shape(case.arrays)
@@ -262,12 +242,6 @@ def test_a_single_node_of_a_gpu_leaves_the_gradient_to_its_kernel_to_the_library
         assert len(lines(mine)) == 1
         assert lines(mine) == lines(librarys)
     assert lines(mine) != lines(librarys)
-
-
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_elsewhere_products_are_patches(platform):
-    with tracing_for(platform):
-        assert {form(product, 10**6, 1) for product in (FORWARD, KERNEL_GRADIENT)} == {"patches"}
 
 
 def test_a_strided_gradient_to_inputs_writes_no_zeros_on_a_gpu():

@@ -1,15 +1,13 @@
 """Networks and their tasks: where they start, names and numbers of layers, metrics, node loops, parts in a row."""
 
-import re
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from helpers import assert_close, normals
 
-from jaxfl.core import Variables, over_nodes
+from jaxfl.core import Variables
 from jaxfl.core.tree import size
 from jaxfl.models import (
     Model,
@@ -30,15 +28,6 @@ SMALL: dict[str, Any] = {"widths": (4, 6), "blocks": (1, 1)}
 ONE_BLOCK: dict[str, Any] = {"widths": (4,), "blocks": (1,)}
 PLAIN, TRAINED = resnet18(SHAPE, 5, **SMALL, groups=2), resnet20(SHAPE, 5, **ONE_BLOCK)
 TASK = classification(PLAIN)
-
-
-def samples(*leading):
-    inputs = jnp.asarray(RNG.integers(0, 256, size=(*leading, *SHAPE)), jnp.uint8)
-    return inputs, jnp.asarray(RNG.integers(0, 5, size=leading), jnp.int32)
-
-
-def summed_gradient(params, inputs, labels):
-    return jax.grad(lambda values: TASK.loss(values, inputs, labels).sum())(params)
 
 
 def test_kernels_start_from_keys_of_their_own_and_biases_and_norms_as_identity():
@@ -99,17 +88,6 @@ def test_node_loop_is_decided_when_the_task_is_built(monkeypatch):
         monkeypatch.setattr(jax, "default_backend", lambda platform=platform: platform)
         for task in (classification(cnn()), classification(PLAIN), binary_classification(bilstm_classifier())):
             assert task.node_loop == expected
-
-
-@pytest.mark.parametrize("node_loop", ["map", "vmap"])
-def test_mapped_over_nodes_it_makes_no_grouped_convolution_on_a_cpu(node_loop):
-    params = jax.eval_shape(lambda key: jax.vmap(PLAIN.init)(jax.random.split(key, 2)), KEY)
-    text = jax.jit(over_nodes(summed_gradient, node_loop)).lower(params, *samples(2, 3)).as_text()
-    found = re.findall(r"stablehlo\.convolution.*", text)
-    assert bool(found) == (node_loop == "map")
-    for line in found:
-        assert "batch_group_count = 1 : i64, feature_group_count = 1 : i64" in line
-        assert "dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f]" in line
 
 
 def initial(model):

@@ -80,34 +80,6 @@ def test_noise_that_cancels_over_rounds_is_refused():
     assert "noise of one release" not in names
 
 
-REPEATED = {  # which of the numbers of (rounds, nodes, coordinates) are one and the same
-    "in every round": ((1, 5, 1000), {"noise of all releases", "repeated noise"}),
-    "at every node": ((ROUNDS, 1, 1000), {"repeated noise"}),
-    "in every coordinate": ((ROUNDS, 5, 1), {"repeated noise"}),
-    "nowhere": ((ROUNDS, 5, 1000), set()),
-}
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize(("drawn", "names"), REPEATED.values(), ids=REPEATED)
-def test_noise_that_repeats_is_refused(drawn, names):
-    """Repeated noise has the right size in every release: whoever sees several takes it off."""
-    found, included = released(0, noise_std=0.0)
-    noise = NOISE * np.broadcast_to(np.random.default_rng(1).normal(size=drawn), (ROUNDS, 5, 1000))
-    refused = refuted((found + noise.reshape(ROUNDS, CANARIES), included), noise={"canary": noise})
-    assert names <= refused
-    assert names or not refused
-
-
-def test_a_layer_without_noise_is_refused_and_named():
-    rng, layers = np.random.default_rng(2), {"dense/kernel": (64, 32), "dense/bias": (32,)}
-    right = {name: NOISE * rng.normal(size=(ROUNDS, 5, *shape)) for name, shape in layers.items()}
-    assert not refuted(released(0), noise=right)
-    without = {**right, "dense/bias": np.zeros((ROUNDS, 5, 32))}
-    assert "noise of layers" in refuted(released(0), noise=without)
-    assert checks(released(0), noise=without)["noise of layers"].name.startswith("noise of layers (dense/bias")
-
-
 def test_no_noise_at_all_is_refused_in_words():
     """Left-out canaries release exactly 0, which once ended in a ZeroDivisionError."""
     included = np.arange(2000) % 2 == 0

@@ -128,6 +128,8 @@ NOISE_FAULTS = {
         every(lambda leaf: leaf * np.where(np.arange(ROUNDS) == 5, 0.8, 1).reshape(-1, *[1] * (leaf.ndim - 1))),
         "noise of layers",
     ),
+    "a layer without noise": (changed("dense/bias", lambda leaf: 0 * leaf), "noise of layers"),
+    "the same noise in every round": (every(lambda leaf: np.broadcast_to(leaf[:1], leaf.shape)), "repeated noise"),
     "a layer with the same noise in every round": (
         changed("dense/bias", lambda leaf: np.broadcast_to(leaf[:1], leaf.shape)),
         "repeated noise",

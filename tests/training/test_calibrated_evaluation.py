@@ -139,20 +139,6 @@ def test_a_run_evaluates_with_samples_drawn_once_per_seed(tmp_path):
         np.testing.assert_allclose(last["test_loss"], expected, rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_each_case_may_be_calibrated_or_not(tmp_path):
-    static = A._replace(seeds=(0,), measures={"test": calibrated_scores(TASK, TEST, 10)})
-    run = train_growing(tmp_path, {"static": static, "global": A._replace(seeds=(0,))})
-    last = {line["case"]: line for line in run.read_metrics()}
-    _, state = training.restore_state(run, "static", static, 0)
-    calibrated = by_hand(state.params, calibration_set(jax.random.key(0), DATA, 10, 4), TEST_INPUTS, TEST_LABELS)
-    np.testing.assert_allclose(last["static"]["test_loss"], calibrated, rtol=1e-5)
-    variables = core.Variables(state.params, state.model_state)
-    as_it_is = TASK.loss(variables, jnp.asarray(TEST_INPUTS), jnp.asarray(TEST_LABELS)).mean()
-    np.testing.assert_allclose(last["global"]["test_loss"], as_it_is, rtol=1e-5)
-    assert abs(calibrated - float(as_it_is)) > 1e-3
-
-
 @pytest.mark.parametrize(
     ("task", "num_samples", "message"),
     [

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from run_files import run_bytes, run_lines
-from tensorboardX.proto import event_pb2
 from toy_problem import toy_case, toy_statements, train_toy
 
 from jaxfl.core import ArgumentError
@@ -103,6 +102,8 @@ def test_an_early_stop_counts_evaluations_without_improvement_lane_by_lane(tmp_p
 
 def events(folder):
     """Events of all files of a folder, oldest first: records of a length, its checksum, the event, its checksum."""
+    from tensorboardX.proto import event_pb2  # which loads torch where that is installed: half a gigabyte
+
     for path in sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime_ns):
         content = path.read_bytes()
         while content:

@@ -112,50 +112,6 @@ def _summary():
     }
 
 
-def test_the_closing_table_has_a_row_per_case():
-    console = _console(terminal=False)
-    console.print(summary_table(_summary()))
-    text = _written(console).replace("\xa0", " ")
-    rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
-    assert "60.0 ± 14.1" in rows["A"]
-    assert "0.5 ± 0.354" in rows["A"]
-    assert rows["B"].count(" - ") == 2
-    assert "mean ± standard deviation over 2 seeds, finished" in text
-    assert "worst" not in text  # no case has it
-
-
-def test_the_closing_table_says_what_a_run_costs():
-    summary = _summary()
-    summary["cases"]["A"]["costs"] = {
-        "bits_sent": spread([1e6, 2e6]),
-        "bits_received": spread([7.0, 7.0]),
-        "simulated_seconds": spread([4000.0, 5000.0]),
-        "joules": spread([0.001, 0.002]),
-    }
-    console = _console(terminal=False)
-    console.print(summary_table(summary))
-    rows = {
-        line.split("│")[1].strip(): line for line in _written(console).replace("\xa0", " ").splitlines() if "│" in line
-    }
-    assert "1.5Mbit 4.5ks 1.5mJ" in rows["A"]
-    summary["cases"]["A"]["costs"] = {"bits_sent": spread([1e6, 2e6])}
-    console = _console(terminal=False)
-    console.print(summary_table(summary))
-    assert "│ 1.5Mbit │" in " ".join(_written(console).split())
-
-
-def test_the_closing_table_says_which_epsilon_on_what_ground():
-    summary = _summary()
-    proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
-    none = {**proven, "bound": "published", "dp_epsilon": None, "reason": "Nothing was published."}
-    summary["cases"]["A"]["privacy"] = [proven, none]
-    console = _console(terminal=False)
-    console.print(summary_table(summary))
-    text = " ".join(_written(console).split())
-    assert "A: ε = 2.5 proven (zero out one sample, δ = 1e-05)" in text
-    assert "A: no published ε (zero out one sample, δ = 1e-05): Nothing was published." in text
-
-
 def test_spreads():
     assert spread([]) == {"mean": None, "std": None, "per_seed": []}
     assert spread([2.0]) == {"mean": 2.0, "std": None, "per_seed": [2.0]}

@@ -107,7 +107,7 @@ def test_a_damaged_record_is_no_other_owner(run):
 def test_no_bit_that_flips_in_a_run_is_accepted_in_silence(half, tmp_path):
     """One bit of any file of a run that is resumed: it is refused, warned of, or changes no number."""
     expected, rng, caught_or_refused = half[0], np.random.default_rng(11), 0
-    for number in range(500):
+    for number in range(200):
         out = tmp_path / str(number)
         shutil.copytree(half[1], out)
         files = [path for path in content(out) if "checkpoints" in path.parts or path.suffix in (".jsonl", ".json")]
@@ -127,4 +127,4 @@ def test_no_bit_that_flips_in_a_run_is_accepted_in_silence(half, tmp_path):
         else:
             assert run_bytes(out) == expected, path
         shutil.rmtree(out)
-    assert caught_or_refused > 60
+    assert caught_or_refused > 24

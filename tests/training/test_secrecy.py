@@ -19,7 +19,7 @@ from jaxfl import core, training
 from jaxfl.core import Purpose, purpose_key, run_key
 from jaxfl.core.keys import SHARED, digest
 from jaxfl.privacy.statements import SECRET, SIMULATED, caption
-from jaxfl.training import lanes, open_run, publish, read_run, restore_state, secret_key, train
+from jaxfl.training import open_run, publish, read_run, restore_state, secret_key, train
 
 NUM_NODES, FEATURES, SAMPLES = 2, 2000, 12
 TASK = core.from_functions(
@@ -159,26 +159,6 @@ class TestDigestOfTheData:
         with pytest.raises(core.ArgumentError, match="the test data of case A are other data"):
             train({"A": other}, run=run, quiet=True, key=secret_key(run))
         assert before.keys() == content(tmp_path / "run").keys()
-
-
-def test_batches_of_two_points_are_independent():
-    """Share of batches of 3 of 6 samples that two points draw alike: 1 in 20 where they are independent."""
-    learner, data = algorithm_of({"noise_std": 0.1}), data_of(0)
-    keys = [lanes.Lane(name, case(0.1), 0, "").key for name in "AB"]
-    state = learner.init(keys[0], data)
-
-    @jax.jit
-    def drawn(key):
-        rounds = jnp.arange(100, dtype=jnp.int32)
-        return jax.vmap(lambda k: learner.draw(key, state._replace(round_index=k), data).gradient.indices)(rounds)
-
-    def batches(key):
-        return np.sort(drawn(key), axis=-1)
-
-    first, second = map(batches, keys)
-    same = (first == second).all(axis=-1).mean()
-    assert same < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 200)
-    assert (first == batches(keys[0])).all()
 
 
 class TestRunKey:

@@ -83,38 +83,10 @@ def test_strategies_agree_to_1e_6(swept, at_once, text):
     chex.assert_trees_all_equal(*(state._replace(params=None) for state in states))
 
 
-def test_results_have_a_row_a_case_and_seed(swept):
-    rows = read_results(swept(1))
-    assert [(row["case"], row["seed"], row["step_size"]) for row in rows] == [
-        (f"step {step_size:g}", seed, step_size) for step_size in STEP_SIZES for seed in (0, 1)
-    ]
-    last = {(line["case"], line["seed"]): line for line in read_run(swept(1)).read_metrics()}
-    for row in rows:
-        line = last[row["case"], row["seed"]]
-        assert (row["status"], row["rounds"], row["reason"]) == ("finished", 25, None)
-        assert {**row, "round": 25} == {**row, **line}
-    assert list(rows[0])[:5] == ["case", "seed", "step_size", "status", "rounds"]
-    assert list(rows[0])[-1] == "seconds"
-    assert all(row["seconds"] >= 0 for row in rows)
-
-
 def test_an_option_named_like_a_column_has_a_column_of_its_own(tmp_path):
     train_toy(tmp_path, {"A": toy_case(num_rounds=5, seeds=(0,), settings={"case": 7, "rounds": 9, "width": 2})})
     (row,) = read_results(tmp_path)
     assert (row["case"], row["option_case"], row["rounds"], row["option_rounds"], row["width"]) == ("A", 7, 5, 9, 2)
-
-
-def test_results_say_which_epsilon_on_what_ground(tmp_path):
-    def statements(rounds):
-        facts = {"dp_delta": 1e-5, "neighboring_relation": "zero_out"}
-        published = {"bound": "published", "dp_epsilon": None, **facts}
-        return [{"bound": "proven", "dp_epsilon": 0.1 * rounds, **facts}, published]
-
-    train_toy(tmp_path, {"A": toy_case(num_rounds=5, seeds=(0,), privacy=statements)})
-    (row,) = read_results(tmp_path / "results.csv")
-    assert (row["proven_dp_epsilon"], row["proven_dp_delta"]) == (0.5, 1e-5)
-    assert row["proven_neighboring_relation"] == "zero_out"
-    assert (row["published_dp_epsilon"], row["published_dp_delta"]) == (None, 1e-5)
 
 
 def test_six_step_sizes_and_two_seeds_are_one_compile(tmp_path):

@@ -72,15 +72,6 @@ def test_a_line_is_written_at_round_zero_every_evaluation_and_the_last_round(run
     assert lines[6]["train_loss"] != lines[7]["train_loss"]  # seeds differ
 
 
-def test_lines_hold_no_times_and_a_second_run_writes_the_same_bytes(run, tmp_path):
-    out, _, cases = run
-    chex.clear_trace_counter()
-    train_toy(tmp_path, {"Slow": cases["Slow"]})
-    again = run_bytes(tmp_path)
-    assert again.count(b"\n") == 8
-    assert run_bytes(out).startswith(again)
-
-
 def test_the_summary_has_the_form_of_the_design(run):
     out, summary, _ = run
     assert read_run(out).read_summary() == summary

@@ -157,20 +157,6 @@ def own_blocks(case, draws, client):
     return draws.trained[client] if isinstance(chosen, int) else [block in chosen for block in BLOCKS]
 
 
-@pytest.mark.parametrize("case", RUNS)
-@pytest.mark.quick_cases(1)
-def test_an_update_that_is_not_finite_counts_as_zero(case):
-    """And is counted: the round is that without the client, but for what is said of it."""
-    state, draws, update = everybody(case)
-    data = uneven_data(SIZES)
-    broken = data._replace(inputs=data.inputs.at[data.indices[2, : SIZES[2]]].set(np.nan))
-    found, info = update(state, broken, draws)
-    expected, clean = update(state, data, without_slot(draws, 2))
-    assert_same(found.params, expected.params)
-    np.testing.assert_array_equal(info.loss, clean.loss)
-    np.testing.assert_array_equal(info.discarded_updates, np.arange(7) == 2)
-
-
 def test_noise_is_on_every_coordinate_and_independent_over_rounds():
     """Measure the server's move where all updates are zero: standard deviation over the constant of the block."""
     task, data = small_task(hidden=200), uneven_data(SIZES)

@@ -1,4 +1,4 @@
-"""Private local steps: DP-SGD against a plain loop, its noise, its sensitivity, and that no key is used twice."""
+"""Private local steps: DP-SGD against a plain loop, its noise and its sensitivity."""
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,8 @@ from reference.dp_clients import dp_fed_avg
 from reference.runs import assert_same, check_noise, client_batches, flat, node_samples, one_by_one
 
 import jaxfl
-from jaxfl.algorithms.clients import private_updates
 from jaxfl.algorithms.clients.steps import NoiseKeys, NoiseValues, Step
-from jaxfl.core import node_keys
-from jaxfl.gradients import poisson, uniform
-from jaxfl.privacy.mechanisms import NoiseMechanism
+from jaxfl.gradients import poisson
 
 KEY = jax.random.key(5)
 SIZES = (7, 9, 5, 12, 6)
@@ -73,8 +70,7 @@ def test_private_clients_follow_dp_sgd(scales):
     assert 0.2 < np.mean([list(of_client.values()) for of_client in fractions]) < 0.8, "some are scaled, some not"
 
 
-@pytest.mark.parametrize("mechanism", [jaxfl.gaussian, jaxfl.laplace])
-@pytest.mark.parametrize("node_loop", ["vmap", "map"])
+@pytest.mark.parametrize(("mechanism", "node_loop"), [(jaxfl.gaussian, "vmap"), (jaxfl.laplace, "map")])
 def test_each_client_has_noise_of_its_own_scale(mechanism, node_loop):
     """Steps without samples leave the noise; scales are traced, and swept in one program.
 
@@ -131,69 +127,6 @@ def test_noise_may_come_from_another_source():
     doubled = other._replace(steps=other.steps._replace(noise=jax.tree.map(lambda leaf: 2 * leaf, values)))
     moved = flat(jax.jit(algorithm.update)(state, data, doubled)[0].params) - flat(expected[0].params)
     assert np.abs(moved).max() > 0.01
-
-
-def test_noise_has_one_scale_and_is_independent_over_steps_clients_and_rounds():
-    """Check 12 rounds, three clients, three steps: standard deviation, and no two rows that go together."""
-    algorithm, data = learner(), uneven_data(SIZES)
-    state = start(algorithm, KEY, data)
-    draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data)))
-    keys = draw(jnp.arange(12, dtype=jnp.int32)).steps.noise.keys
-    noise = noise_values(keys, jaxfl.gaussian(NOISE_STD), {"w": jnp.zeros(1500), "b": jnp.zeros((5, 100))})
-    rows = np.concatenate([np.asarray(noise["w"]), np.asarray(noise["b"]).reshape(12, 3, 3, -1)], axis=-1)
-    check_noise(rows.reshape(12 * 3, 3, 2000), np.full((3, 36), NOISE_STD), "gaussian")
-    assert abs(rows.mean()) < 4 * NOISE_STD / np.sqrt(rows.size)
-
-
-def words(keys):
-    """Keys as pairs of words."""
-    return np.asarray(jax.random.key_data(keys)).reshape(-1, 2).tolist()
-
-
-def test_no_key_is_used_twice(monkeypatch):
-    """Batches, noise of clients, noise of the server and participation of six rounds: what reaches the sampler, the
-    mechanisms and the draw of clients."""
-    data, shown = uneven_data(SIZES), []
-
-    def showing(batch_size):
-        """A sampler whose batch is its key."""
-        one = uniform(batch_size)
-        return one._replace(
-            capacity=2,
-            draw_node=lambda key, count: (
-                jax.lax.bitcast_convert_type(jax.random.key_data(key), jnp.int32),
-                jnp.ones(2, bool),
-                jnp.int32(0),
-            ),
-        )
-
-    def show(key, values):
-        shown.append(key)
-        return jax.tree.map(jnp.zeros_like, values)
-
-    def showing_poisson(num_active, **options):
-        sampler = poisson(num_active, **options)
-        return sampler._replace(draw_node=lambda key, n: (shown.append(key), sampler.draw_node(key, n))[1])
-
-    monkeypatch.setattr(private_updates, "poisson", showing_poisson)
-    server = NoiseMechanism("gaussian", 1.0, show)
-    clients = steps(sampler=showing, weighting="uniform")
-    updates = jaxfl.private_updates(clip_norm=1.0, noise=server)
-    algorithm = jaxfl.fed_avg(small_task(), clients=clients, num_active=3, uplink=jaxfl.uplink(updates=updates))
-    state, used = jax.eval_shape(algorithm.init, KEY, data), []
-    state = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), state)
-    shown.clear()  # of a draw that `init` only traced
-    for r in range(6):
-        draws = algorithm.draw(KEY, state._replace(round_index=jnp.int32(r)), data)
-        there = np.asarray(draws.uplink.is_active)
-        batches = jax.lax.bitcast_convert_type(draws.steps.batch_indices[there], jnp.uint32)
-        used += np.asarray(batches).reshape(-1, 2).tolist() + words(draws.steps.noise.keys[there])
-        # The mechanism draws a client's noise from the first key of a node.
-        used += words(jax.vmap(lambda key: node_keys(key, 1))(draws.steps.noise.keys[there].reshape(-1)))
-    used += [pair for key in shown for pair in words(key)]
-    assert len(shown) == 6 * 2
-    assert len(used) > 6 * 10
-    assert len({tuple(pair) for pair in used}) == len(used)
 
 
 def gradient_of(data, task, **changes):

@@ -18,7 +18,6 @@ CNN = Network(cnn((8, 8, 1), channels=(2, 3), window=3, hidden=4, num_classes=3)
 THIN = Network(cnn((8, 8, 1), channels=(2,), window=3, hidden=3, num_classes=3), "CNN", (8, 8, 1), 3)
 RESNET = Network(resnet20((6, 8, 3), 3, widths=(4, 6), blocks=(1, 2), shortcut="padding"), "ResNet-20", (6, 8, 3), 3)
 PROJECTED = Network(resnet20((8, 8, 3), 3, widths=(4,), blocks=(1,), shortcut="projection"), "resnet", (8, 8, 3), 3)
-TINY = Setting(perceptron(12, 4, 3), 4, batch_size=2, samples=6)
 FEW = Setting(CNN, 3, batch_size=6, samples=7, clip_norm=0.5, noise_std=0.0, step_size=0.1, num_local_steps=3)
 WORKLOADS = {
     "w1": FEW._replace(network=perceptron(12, 4, 3), method="fed_avg", num_nodes=4, num_active=3),

@@ -215,73 +215,73 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _sizes(asked: argparse.Namespace) -> list[int]:
+def _sizes(args: argparse.Namespace) -> list[int]:
     """Samples of every site."""
-    return asked.samples * asked.sites if len(asked.samples) == 1 else asked.samples
+    return args.samples * args.sites if len(args.samples) == 1 else args.samples
 
 
-def _check(asked: argparse.Namespace, method: Method) -> None:
+def _check(args: argparse.Namespace, method: Method) -> None:
     """Refuse values out of range, and options that the method does not have."""
     for name, (methods, default) in _OWN.items():
-        value = getattr(asked, name)
-        if value is not None and asked.method not in methods:
+        value = getattr(args, name)
+        if value is not None and args.method not in methods:
             option, whose = f"--{name.replace('_', '-')}", " and ".join(methods)
-            raise ArgumentError(option, f"belongs to {whose}", f"got {value} for {asked.method}", "Leave it out.")
-        setattr(asked, name, default if value is None else value)
-    check.at_least(1, **{"--sites": asked.sites, "--rounds": asked.rounds, "--local-steps": asked.local_steps})
-    check.clip_norm(**{"--clip-norm": asked.clip_norm})
-    own = asked.method == _TRACKING
-    if own and asked.rounds > _MOST_ROUNDS:
+            raise ArgumentError(option, f"belongs to {whose}", f"got {value} for {args.method}", "Leave it out.")
+        setattr(args, name, default if value is None else value)
+    check.at_least(1, **{"--sites": args.sites, "--rounds": args.rounds, "--local-steps": args.local_steps})
+    check.clip_norm(**{"--clip-norm": args.clip_norm})
+    own = args.method == _TRACKING
+    if own and args.rounds > _MOST_ROUNDS:
         requirement = f"must be at most {_MOST_ROUNDS:,} for gradient-tracking, where time grows with the square"
-        raise ArgumentError("--rounds", requirement, f"got {asked.rounds}", "Pass fewer.")
+        raise ArgumentError("--rounds", requirement, f"got {args.rounds}", "Pass fewer.")
     sampler = "fixed" if own else "poisson"
-    if own and asked.sampler not in (None, sampler):
-        raise ArgumentError("--sampler", "must be fixed for gradient-tracking", f"got {asked.sampler}", "Leave it out.")
-    asked.sampler = asked.sampler or sampler
-    check.positive(**{"--step-size": asked.step_size})
-    check.open_unit(**{"--delta": asked.delta})
-    if asked.target is not None:
-        check.positive(**{"--target": asked.target})
+    if own and args.sampler not in (None, sampler):
+        raise ArgumentError("--sampler", "must be fixed for gradient-tracking", f"got {args.sampler}", "Leave it out.")
+    args.sampler = args.sampler or sampler
+    check.positive(**{"--step-size": args.step_size})
+    check.open_unit(**{"--delta": args.delta})
+    if args.target is not None:
+        check.positive(**{"--target": args.target})
     else:
-        check.in_float32(**{"--noise-multiplier": asked.noise_multiplier})
-    if asked.active is not None:
-        check.at_least(1, **{"--active": asked.active})
-        if asked.active > asked.sites:
-            raise ArgumentError("--active", "must be at most --sites", f"got {asked.active}", "Pass fewer.")
-    for option, value in {"--samples": asked.samples, "--batch": asked.batch}.items():
+        check.in_float32(**{"--noise-multiplier": args.noise_multiplier})
+    if args.active is not None:
+        check.at_least(1, **{"--active": args.active})
+        if args.active > args.sites:
+            raise ArgumentError("--active", "must be at most --sites", f"got {args.active}", "Pass fewer.")
+    for option, value in {"--samples": args.samples, "--batch": args.batch}.items():
         if method.of_clients and value is not None:
             remedy = "Leave it out: whole clients are protected."
-            raise ArgumentError(option, f"does not count for {asked.method}", f"got {value}", remedy)
+            raise ArgumentError(option, f"does not count for {args.method}", f"got {value}", remedy)
         if not method.of_clients and value is None:
-            raise ArgumentError(option, f"must be given for {asked.method}", "got none", "Pass it.")
+            raise ArgumentError(option, f"must be given for {args.method}", "got none", "Pass it.")
     if not method.of_clients:
-        for size in asked.samples:
-            check.at_least(1, **{"--batch": asked.batch, "--samples": size})
-        if len(asked.samples) not in (1, asked.sites):
-            found = f"got {len(asked.samples)} numbers for {asked.sites} sites"
+        for size in args.samples:
+            check.at_least(1, **{"--batch": args.batch, "--samples": size})
+        if len(args.samples) not in (1, args.sites):
+            found = f"got {len(args.samples)} numbers for {args.sites} sites"
             raise ArgumentError("--samples", "must be one number, or one a site", found, "Pass one of either.")
 
 
-def answer(asked: argparse.Namespace) -> dict[str, Any]:
+def answer(args: argparse.Namespace) -> dict[str, Any]:
     """Statements at the noise that is given, or at the least that meets the target, with the noise."""
-    method = METHODS[asked.method]
-    _check(asked, method)
-    noise, rounds, unit = asked.noise_multiplier, method.rounds(asked), method.account(asked, 1.0)
+    method = METHODS[args.method]
+    _check(args, method)
+    noise, rounds, unit = args.noise_multiplier, method.rounds(args), method.account(args, 1.0)
     known = dict.fromkeys(claim.relation for claim in unit.claims)
-    if asked.relation not in (None, *known):
-        requirement = f"must be {' or '.join(known)} for {asked.method}"
-        raise ArgumentError("--relation", requirement, f"got {asked.relation}", "Pass one.")
+    if args.relation not in (None, *known):
+        requirement = f"must be {' or '.join(known)} for {args.method}"
+        raise ArgumentError("--relation", requirement, f"got {args.relation}", "Pass one.")
     if noise is None:
-        noise = unit.calibrate(rounds, asked.target, asked.bound, asked.relation)
+        noise = unit.calibrate(rounds, args.target, args.bound, args.relation)
         noise *= 1 + 1e-12  # what dividing by batch and clip norm rounds away
-    stated = method.account(asked, noise).statements(rounds)
-    stated = [one for one in stated if asked.relation in (None, one.neighboring_relation)]
+    stated = method.account(args, noise).statements(rounds)
+    stated = [one for one in stated if args.relation in (None, one.neighboring_relation)]
     return {
-        "method": asked.method,
-        "sites": asked.sites,
-        "rounds": asked.rounds,
+        "method": args.method,
+        "sites": args.sites,
+        "rounds": args.rounds,
         "noise_multiplier": noise,
-        method.noise: noise * asked.clip_norm / method.divisor(asked),
+        method.noise: noise * args.clip_norm / method.divisor(args),
         "noise_on": method.noise_on,
         "statements": [one._asdict() for one in stated],
     }
@@ -312,17 +312,17 @@ def _page_of(runs: Sequence[str]) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answer on standard output; returns the exit code, 2 for a wrong value, which gets one sentence."""
-    asked = _parser().parse_args(argv)
+    args = _parser().parse_args(argv)
     try:
-        if asked.command == "report":
+        if args.command == "report":
             from jaxfl.analysis.report import write_report  # and matplotlib
 
-            print(write_report(asked.runs, asked.out or _page_of(asked.runs)))
+            print(write_report(args.runs, args.out or _page_of(args.runs)))
             return 0
-        found = answer(asked)
+        answers = answer(args)
     except ArgumentError as error:
         name = _OPTIONS.get(error.argument, error.argument)
         print(f"error: {name}: {error.requirement}; {error.found}. {error.remedy}", file=sys.stderr)
         return 2
-    print(json.dumps(found, indent=2) if asked.json else text(found))
+    print(json.dumps(answers, indent=2) if args.json else text(answers))
     return 0

@@ -46,8 +46,8 @@ def _machine():
     """A name that machines share whose processors run each other's programs."""
     lines = [platform.machine()]
     with contextlib.suppress(OSError):
-        told = Path("/proc/cpuinfo").read_text().splitlines()
-        lines += sorted({line for line in told if line.startswith(("model name", "flags", "Features", "CPU "))})
+        message = Path("/proc/cpuinfo").read_text().splitlines()
+        lines += sorted({line for line in message if line.startswith(("model name", "flags", "Features", "CPU "))})
     return f"{zlib.crc32(chr(10).join(lines).encode()):08x}"
 
 

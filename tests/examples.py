@@ -1,6 +1,6 @@
 """Small instances of algorithms on five nodes, from which tests build the rows of the registry.
 
-What several examples have in common is here; what an algorithm alone needs stands in its row. A new kind of algorithm
+What several examples have in common is here; what only one algorithm needs stands in its row. A new kind of algorithm
 brings an `Example` of its own, and no test changes.
 """
 

@@ -34,10 +34,10 @@ def flat(tree: Any) -> np.ndarray:
     return rows_of(jax.tree.map(lambda leaf: np.asarray(leaf)[None], tree))[0]
 
 
-def assert_close(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+def assert_close(actual: Any, expected: Any, tolerance: float = 1e-5) -> None:
     """Trees of one structure whose numbers differ by at most the tolerance, absolute plus relative."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for mine, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for mine, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(mine, other, rtol=tolerance, atol=tolerance)
 
 

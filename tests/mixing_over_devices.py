@@ -59,20 +59,20 @@ def all_forms(graph):
     """(tree, arrived, k) -> everything that is mixed over the graph, by name."""
 
     def mixed(tree, arrived, k):
-        found = {"distance": consensus_distance(tree), "scaled": consensus_distance(tree, tree["weight"])}
+        actual = {"distance": consensus_distance(tree), "scaled": consensus_distance(tree, tree["weight"])}
         for structure in structures(graph):
-            found[structure] = graphs.mix(graph, tree, k, structure)
+            actual[structure] = graphs.mix(graph, tree, k, structure)
             for keeper in ("sender", "receiver"):
                 lossy = lossy_mix(graph, tree, arrived, k, kept_by=keeper, structure=structure)
-                found[f"{structure} lossy {keeper}"] = lossy
-        return found
+                actual[f"{structure} lossy {keeper}"] = lossy
+        return actual
 
     return mixed
 
 
 def differences():
     """Difference of each graph and kind of mesh from a single device: the largest of all forms and of two rounds."""
-    tree, arrived, found = tree_of(), arrivals(), {}
+    tree, arrived, actual = tree_of(), arrivals(), {}
     for name, graph in GRAPHS.items():
         forms, rounds = all_forms(graph), [jnp.int32(k) for k in (0, graph.period + 1)]
         alone = jax.jit(forms)
@@ -82,11 +82,11 @@ def differences():
             with jax.set_mesh(mesh):
                 spread, own = jax.jit(forms), jax.device_put(tree, by_node(mesh))
                 results = [spread(own, arrived, k) for k in rounds]
-            found[f"{name} {kind}"] = {
+            actual[f"{name} {kind}"] = {
                 form: max(largest_difference(a[form], b[form]) for a, b in zip(results, expected, strict=True))
                 for form in expected[0]
             }
-    return found
+    return actual
 
 
 def halves():
@@ -100,7 +100,7 @@ def halves():
 
 def embedded():
     """In shard_maps over another axis, with a mesh of two points and four shares: differences to a single device."""
-    tree, found = tree_of(), {}
+    tree, actual = tree_of(), {}
     lanes = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf, leaf + 1]), tree)
     for name in ("exponential", "relabeled_ring", "complete"):
         graph = GRAPHS[name]
@@ -114,30 +114,30 @@ def embedded():
             with jax.set_mesh(mesh):
                 placed = jax.device_put(lanes, NamedSharding(mesh, PartitionSpec("points", NODES)))
                 outer = jax.shard_map(run, in_specs=points, out_specs=points, axis_names={"points"})
-                found[f"{name} {kind}"] = largest_difference(jax.jit(outer)(placed), expected)
-    return found
+                actual[f"{name} {kind}"] = largest_difference(jax.jit(outer)(placed), expected)
+    return actual
 
 
 def traffic(compiled):
     """Collectives of a compiled program by their name -> the bytes that each gives a device, largest first."""
-    sizes, found = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s64": 8, "u64": 8, "f64": 8}, {}
+    sizes, actual = {"f32": 4, "bf16": 2, "s32": 4, "u32": 4, "pred": 1, "s64": 8, "u64": 8, "f64": 8}, {}
     pattern = r"= \(?(\w+)\[([\d,]*)\][^=]*? (all-gather|collective-permute|reduce-scatter|all-reduce|all-to-all)\("
     for dtype, shape, name in re.findall(pattern, compiled.as_text()):
         count = int(np.prod([int(size) for size in shape.split(",") if size]))
-        found.setdefault(name, []).append(sizes[dtype] * count)
-    return {name: sorted(values, reverse=True) for name, values in found.items()}
+        actual.setdefault(name, []).append(sizes[dtype] * count)
+    return {name: sorted(values, reverse=True) for name, values in actual.items()}
 
 
 def sent():
     """Traffic of a mixing step of float32 values (n, 7)."""
-    mesh, found = mesh_of("auto"), {}
+    mesh, actual = mesh_of("auto"), {}
     values = jax.device_put(jnp.ones((NODE_COUNT, WIDTH), jnp.float32), by_node(mesh))
     for name in ("random_digraph", "relabeled_ring", "static_exponential", "complete", "ring"):
         for structure in structures(GRAPHS[name]):
             with jax.set_mesh(mesh):
                 step = jax.jit(lambda x, g=GRAPHS[name], s=structure: graphs.mix(g, x, 0, s))
-                found[f"{name} {structure}"] = traffic(step.lower(values).compile())
-    return found
+                actual[f"{name} {structure}"] = traffic(step.lower(values).compile())
+    return actual
 
 
 def needed(graph):
@@ -156,7 +156,7 @@ def uneven():
 
 
 if __name__ == "__main__":
-    found = {
+    actual = {
         "devices": jax.device_count(),
         "differences": differences(),
         "halves": halves(),
@@ -165,4 +165,4 @@ if __name__ == "__main__":
         "needed": {name: needed(graph) for name, graph in GRAPHS.items()},
         "uneven": uneven(),
     }
-    print(json.dumps(found))
+    print(json.dumps(actual))

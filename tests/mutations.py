@@ -80,7 +80,7 @@ jaxfl/privacy/gossip/compared.py: dp_delta / (num_rounds * sampling_rate) => dp_
 [tests/privacy/tracking/test_tracking_sensitivity.py]
 jaxfl/privacy/tracking/sensitivities.py: state = 1 - schedule.state_mixing => state = 1 + schedule.state_mixing
 [tests/privacy/test_grid_noise.py]
-jaxfl/privacy/grid_noise.py: jnp.where(negative == 1, -found, found) => found
+jaxfl/privacy/grid_noise.py: jnp.where(negative == 1, -place, place) => place
 [tests/channel/test_quantize.py]
 jaxfl/channel/quantize.py: (uniform < multiple - below) => (uniform > multiple - below)
 jaxfl/channel/quantize.py: bias = 2 ** (exponent_bits - 1) - 1 => bias = 2 ** (exponent_bits - 1)
@@ -202,7 +202,7 @@ jaxfl/core/lines.py: if line["round"] <= rounds.get(lane, -1): => if False:
 [tests/training/test_secrecy.py]
 jaxfl/training/publish.py: sums |= _node_by_node(cases, of_nodes, relation) => pass
 jaxfl/training/publish.py: np.sum([np.max( => np.sum([np.min(
-jaxfl/training/publish.py: if not case.covered: => if False:
+jaxfl/training/publish.py: if not case.final_params_are_private: => if False:
 jaxfl/training/publish.py: = ("finished", "budget_spent") => = ("finished", "budget_spent", "stopped_early")
 jaxfl/training/publish.py: st_mode & 0o077: => st_mode & 0o007:
 jaxfl/core/keys.py: sort_keys=True, default=_plain => default=_plain
@@ -210,7 +210,7 @@ jaxfl/core/keys.py: text += data if isinstance(data, str) => text += "" if isins
 [tests/experiments/test_private_selection.py -k winner_has]
 jaxfl/training/publish.py: called = {winner: "selected"} => called = {winner: winner}
 [tests/experiments/test_private_selection.py -k 'covers or refusals or number_of or fresh or alike']
-jaxfl/frame/selecting.py: if not case.covered: => if False:
+jaxfl/frame/selecting.py: if not case.final_params_are_private: => if False:
 jaxfl/frame/selecting.py: if len(stated) > 1: => if False:
 jaxfl/frame/selecting.py: np.random.default_rng((self.entropy, _OF_COUNT)) => np.random.default_rng((self.entropy, 0))
 jaxfl/frame/selecting.py: table, digits=17) => table, digits=6)
@@ -218,7 +218,7 @@ jaxfl/frame/experiment.py: if other is not settings: => if False:
 [tests/training/test_compilation_cache.py]
 jaxfl/training/compilation_cache.py: owner.st_mode & 0o022 => owner.st_mode & 0o002
 jaxfl/training/compilation_cache.py: _set(before) => pass
-jaxfl/training/compilation_cache.py: zlib.crc32(chr(10).join(found).encode()) => 0
+jaxfl/training/compilation_cache.py: zlib.crc32(chr(10).join(processors).encode()) => 0
 [tests/frame]
 jaxfl/frame/options.py: elif option.traced and math.isfinite(number): => elif False:
 jaxfl/frame/experiment.py: if values.get("seed", 0) not in seeds: => if True:
@@ -258,7 +258,7 @@ jaxfl/privacy/audit_noise.py: not lower <= 1 <= upper, smallest => not lower <= 
 jaxfl/privacy/audit_noise.py: added / visit, rate * (1 - rate) => added / visit, rate
 [tests/privacy/test_statements.py]
 jaxfl/privacy/statements.py: dp_delta * num_records < 1: => dp_delta * num_records < 100:
-jaxfl/privacy/statements.py: asked = _ASKED if stated.get("asked") else "" => asked = ""
+jaxfl/privacy/statements.py: prefix = _ASKED if stated.get("asked") else "" => prefix = ""
 """
 
 

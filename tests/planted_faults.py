@@ -31,7 +31,7 @@ from experiments.audit.methods import METHODS  # noqa: E402
 from experiments.audit.options import Configuration  # noqa: E402
 from jaxfl import gradients  # noqa: E402
 from jaxfl.core import Algorithm  # noqa: E402
-from jaxfl.frame import Row, lay  # noqa: E402
+from jaxfl.frame import Row, override  # noqa: E402
 from jaxfl.gradients.samplers import Batch, draw_batch  # noqa: E402
 from jaxfl.privacy.audit import AuditResult  # noqa: E402
 
@@ -315,13 +315,13 @@ RIGHT_METHOD = METHODS["PrivSGP"]
 @functools.cache
 def claim(options: tuple[tuple[str, Any], ...]) -> Ready:
     """The claim of a run with these options; it does not depend on the seed."""
-    return ready(Row(lay(Configuration(), dict(options)), (0,), {}))
+    return ready(Row(override(Configuration(), dict(options)), (0,), {}))
 
 
 def results(fault: Fault, seeds: Sequence[int]) -> list[AuditResult]:
     """What the command measures in a faulty run, one for each seed."""
 
-    lane, options, found = claim(tuple((fault.options or {}).items())), fault.options or {}, []
+    lane, options, actual = claim(tuple((fault.options or {}).items())), fault.options or {}, []
 
     def learner(config, task, numbers, noise_std):
         right = RIGHT_METHOD.learner(config, task, numbers._replace(**fault.learner or {}), fault.std * noise_std)
@@ -329,24 +329,24 @@ def results(fault: Fault, seeds: Sequence[int]) -> list[AuditResult]:
 
     METHODS["PrivSGP"] = RIGHT_METHOD._replace(learner=learner)
     for seed in seeds:
-        row = lane.row._replace(config=lay(Configuration(), {**options, "seed": seed}))
-        found.append(measured(lane._replace(row=row), AUDITS).result)
+        row = lane.row._replace(config=override(Configuration(), {**options, "seed": seed}))
+        actual.append(measured(lane._replace(row=row), AUDITS).result)
     METHODS["PrivSGP"] = RIGHT_METHOD
-    return found
+    return actual
 
 
 def row(group: str, name: str, fault: Fault, seeds: Sequence[int]) -> dict[str, Any]:
     """One line of the file."""
-    found = results(fault, seeds)
+    actual = results(fault, seeds)
     refusing = Counter(
         check
-        for one in found
+        for one in actual
         for check in [
             *(check.name.partition(" (")[0] for check in one.checks if check.refuted),
             *["guesses"] * (one.dp_epsilon_lower_bound > 1),
         ]
     )
-    refused = sum(one.dp_epsilon_lower_bound > 1 or any(c.refuted for c in one.checks) for one in found)
+    refused = sum(one.dp_epsilon_lower_bound > 1 or any(c.refuted for c in one.checks) for one in actual)
     checks = "; ".join(f"{check} {number}" for check, number in refusing.most_common())
     return {"group": group, "fault": name, "refused": refused, "seeds": len(seeds), "checks": checks}
 

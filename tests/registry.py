@@ -47,7 +47,7 @@ class Row(NamedTuple):
             not private.
         released: (graph, step_size, state before, state after) -> what messages tell of gradients; None where there is
             no such function.
-        releases_total: `released` tells the network's sum alone.
+        releases_total: `released` tells the network's sum only.
         stateful_gradient: takes estimators that keep state, such as SAGA tables.
         special_case_of: the row whose rounds these are, on fewer arguments.
     """
@@ -101,7 +101,7 @@ def _a_dp2_sgd(make_task: MakeTask) -> Example:
         graph,
         [stateful, *examples.directed_refused()],
         topology={"graph": graph, "max_delay": 6},
-        permuted=lambda order: {},  # the graph is met in `draw` alone
+        permuted=lambda order: {},  # the graph is met in `draw` only
         relabeled=relabeled,
         centralized={1: {"graph": graphs.complete(1), "max_delay": 0}},
         conserved=None,

@@ -64,14 +64,14 @@ def loops():
 
 
 def two_rounds(data):
-    found = {}
+    actual = {}
     for name, one in learners(make_task("map")).items():
         first = jax.jit(one.init)(KEY, data)
         expected = jax.jit(lambda s, one=one: one.round(KEY, one.round(KEY, s, data)[0], data))(first)
         other = learners(make_task())[name]
         mine = jax.jit(lambda s, other=other: other.round(KEY, other.round(KEY, s, data)[0], data))(first)
-        found[name] = largest_difference(mine, expected)
-    return found
+        actual[name] = largest_difference(mine, expected)
+    return actual
 
 
 def trained(out, data, *, name="fed_avg", node_loop=None, interrupt_after=None, resume=False):
@@ -114,7 +114,7 @@ def main(out):
     shared, own = (
         trained(out / f"even {loop}", even, name="push_sum", node_loop=loop)[0] for loop in ("devices:map", "map")
     )
-    found = {
+    actual = {
         "devices": jax.device_count(),
         "automatic": automatic(True),
         "automatic without convolutions": automatic(False),
@@ -127,7 +127,7 @@ def main(out):
         },
         "resumed alike": whole == halves,
     }
-    print(json.dumps(found))
+    print(json.dumps(actual))
 
 
 if __name__ == "__main__":

@@ -248,7 +248,7 @@ def test_a_label_without_a_logit_is_refused(name, label):
 
 
 def test_an_embedder_is_told_what_train_refuses():
-    """`init` under jit cannot see the sizes: a batch of 5 at nodes of 4 samples shows in its count alone."""
+    """`init` under jit cannot see the sizes: a batch of 5 at nodes of 4 samples shows in its count only."""
     batches = jaxfl.gradients.mini_batch(sampler=jaxfl.gradients.fixed(5), clip_norm=1.0)
     learner, data = jaxfl.push_sum(small_task(), gradient=batches, **RING), uneven_data()
     state = jax.jit(learner.init)(KEY, data)

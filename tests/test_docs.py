@@ -42,8 +42,8 @@ def test_the_experiment_of_the_skeleton_takes_grids():
     from jaxfl.frame.command_line import parse
 
     experiment = names_of("new_algorithm.md")["EXPERIMENT"]
-    asked, _ = parse(experiment, ["--grid", "step_size=0.1,0.2", "--seeds", "0", "1", "--num-train", "200"])
-    prepared = experiment.prepare(asked.rows)
+    query, _ = parse(experiment, ["--grid", "step_size=0.1,0.2", "--seeds", "0", "1", "--num-train", "200"])
+    prepared = experiment.prepare(query.rows)
     assert [dict(case.numbers) for case in prepared.cases.values()] == [{"step_size": 0.1}, {"step_size": 0.2}]
     assert len({case.algorithm for case in prepared.cases.values()}) == 1
 
@@ -100,8 +100,8 @@ def test_costs_of_the_document_are_the_same_traced_and_on_the_host():
 def test_push_sum_over_links_of_the_document_converges_where_mass_is_kept():
     curves = names_of("links.md")["curves"]
     means = {
-        name: [float(found[part].mean()) for part in (slice(90, 100), slice(900, 1000))]
-        for name, (found, _) in curves.items()
+        name: [float(actual[part].mean()) for part in (slice(90, 100), slice(900, 1000))]
+        for name, (actual, _) in curves.items()
     }
     assert means["nothing lost"][1] < 0.01
     assert means["30 % lost, mass kept"][1] < min(0.03, 0.25 * means["30 % lost, mass kept"][0])

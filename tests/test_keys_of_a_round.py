@@ -43,10 +43,10 @@ CASES += [(name, over(LOSSY)) for name in REGISTRY if (over := problem(name).exa
 
 def asked_for(algorithm, state, data, monkeypatch):
     """Purpose -> rounds of the keys that one draw asks for; None where the round is known on the device alone."""
-    asked, real = collections.defaultdict(list), keys.purpose_key
+    query, real = collections.defaultdict(list), keys.purpose_key
 
     def spy(key, purpose, round_index=0, **options):
-        asked[purpose].append(None if isinstance(round_index, jax.core.Tracer) else int(round_index))
+        query[purpose].append(None if isinstance(round_index, jax.core.Tracer) else int(round_index))
         return real(key, purpose, round_index, **options)
 
     with monkeypatch.context() as patch:
@@ -54,7 +54,7 @@ def asked_for(algorithm, state, data, monkeypatch):
             if name.startswith("jaxfl") and getattr(module, "purpose_key", None) is real:
                 patch.setattr(module, "purpose_key", spy)
         jax.eval_shape(lambda: algorithm.draw(KEY, state, data))
-    return asked
+    return query
 
 
 @pytest.mark.parametrize(
@@ -65,8 +65,8 @@ def test_no_two_draws_of_a_round_share_a_key(name, changes, monkeypatch):
     algorithm = p.algorithm(clip_norm=1.0, **changes)
     first = jax.eval_shape(lambda: algorithm.init(KEY, p.data))
     state = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), first)
-    asked = asked_for(algorithm, state._replace(round_index=np.int32(5)), p.data, monkeypatch)
-    assert asked
-    for purpose, rounds in asked.items():
+    query = asked_for(algorithm, state._replace(round_index=np.int32(5)), p.data, monkeypatch)
+    assert query
+    for purpose, rounds in query.items():
         assert len(set(rounds)) == len(rounds), f"two draws of a round share the key of {purpose.name}"
         assert None not in rounds or len(rounds) == 1

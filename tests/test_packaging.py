@@ -110,5 +110,5 @@ def test_no_page_prints_an_install_by_a_name_that_no_index_has():
         *ROOT.glob("jaxfl/**/*.py"),
         *ROOT.glob("experiments/**/*.py"),
     ]
-    found = [str(path) for path in texts if re.search(r"pip install '?jaxfl", path.read_text())]
-    assert found == []
+    actual = [str(path) for path in texts if re.search(r"pip install '?jaxfl", path.read_text())]
+    assert actual == []

@@ -28,11 +28,11 @@ WRITES = os.environ.get("JAXFL_TESTS_PIN") == "1"
 DELTA, ROUNDS = 1e-5, 3
 
 
-def pinned(name: str, found: dict[str, Any]) -> dict[str, Any]:
+def pinned(name: str, actual: dict[str, Any]) -> dict[str, Any]:
     """The file's content, which `found` takes the place of where it is to be written."""
     path = PINS / f"{name}.json"
     if WRITES:
-        path.write_text(json.dumps(found, indent=0, sort_keys=True) + "\n")
+        path.write_text(json.dumps(actual, indent=0, sort_keys=True) + "\n")
     return json.loads(path.read_text())
 
 
@@ -99,15 +99,15 @@ def of_tracking():
 
 
 def test_no_epsilon_moves():
-    found = {}
+    actual = {}
     for name, statements in (*of_gossip(), *of_clients(), *of_tracking()):
         for each in statements:
             key = f"{name}: {each.bound} {each.neighboring_relation} {each.dp_delta:.3g}"
-            found[key if key not in found else f"{key}, again"] = each.dp_epsilon
-    kept = pinned("epsilons", found)
-    assert sorted(found) == sorted(kept)
-    moved = {key: (kept[key], value) for key, value in found.items() if (value is None) != (kept[key] is None)}
-    numbers = {key: value for key, value in found.items() if value is not None and key not in moved}
+            actual[key if key not in actual else f"{key}, again"] = each.dp_epsilon
+    kept = pinned("epsilons", actual)
+    assert sorted(actual) == sorted(kept)
+    moved = {key: (kept[key], value) for key, value in actual.items() if (value is None) != (kept[key] is None)}
+    numbers = {key: value for key, value in actual.items() if value is not None and key not in moved}
     moved |= {key: (kept[key], value) for key, value in numbers.items() if abs(value - kept[key]) > 1e-9 * (1 + value)}
     assert not moved
 
@@ -125,16 +125,16 @@ def words(tree) -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def kept_rounds():
-    found: dict[str, Any] = {}
-    yield found, {} if WRITES else json.loads((PINS / "rounds.json").read_text())
+    actual: dict[str, Any] = {}
+    yield actual, {} if WRITES else json.loads((PINS / "rounds.json").read_text())
     if WRITES:
-        pinned("rounds", found)
+        pinned("rounds", actual)
 
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_first_rounds_do_not_move(name, kept_rounds):
     """Random integers and keys on any machine, all bits of states and losses on one like that of the file."""
-    found, kept = kept_rounds
+    actual, kept = kept_rounds
     one = problem(name)
     algorithm = one.algorithm(
         gradient=functools.partial(mini_batch, sampler=poisson(2)), clip_norm=0.7, noise_scale=0.02
@@ -154,7 +154,7 @@ def test_first_rounds_do_not_move(name, kept_rounds):
         "bits": digest([*words(state), *losses]),
         "machine": hashlib.sha256(json.dumps([*machine, optimized]).encode()).hexdigest()[:16],
     }
-    found[name] = mine
+    actual[name] = mine
     if WRITES:
         return
     assert mine["draws"] == kept[name]["draws"]

@@ -60,8 +60,8 @@ DERIVED = {
 
 
 def test_tables_made_of_other_files_and_these_are_as_they_were_checked():
-    found = {}
+    actual = {}
     for folder, (names, runs) in DERIVED.items():
         files = [*names.split(), *(f"{run}_metrics.jsonl" for run in runs)]
-        found |= {f"{folder}/{name}": zlib.crc32((RESULTS / folder / name).read_bytes()) for name in files}
-    assert found == json.loads((Path(__file__).parent / "pins" / "derived.json").read_text())
+        actual |= {f"{folder}/{name}": zlib.crc32((RESULTS / folder / name).read_bytes()) for name in files}
+    assert actual == json.loads((Path(__file__).parent / "pins" / "derived.json").read_text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar, Literal
 
-from jaxfl.frame import Choice, Experiment, Overlay, Preset, Run, stated, traced
+from jaxfl.frame import Choice, Experiment, Overlay, Preset, Run, affects_statements_only, traced
 from jaxfl.frame.command_line import parse
 
 SHAPES = Choice(
@@ -47,9 +47,9 @@ class Learning:
     """Step size."""
     clip_norm: float | None = traced(None)
     """Clip norm."""
-    budget: float = stated(float("inf"))
+    budget: float = affects_statements_only(float("inf"))
     """Budget."""
-    strict: bool = stated(True)
+    strict: bool = affects_statements_only(True)
     """True if the budget counts."""
     widths: tuple[int, ...] = (8,)
     """Widths of layers."""
@@ -72,7 +72,7 @@ EXPERIMENT = Experiment(
     name="toy",
     description="A toy.",
     base=Configuration(),
-    run=lambda asked: 0,
+    run=lambda query: 0,
     grid=({"shape": ("circle", "square")},),
     datasets={
         "digits": Overlay({"side": 2.0}),
@@ -83,7 +83,7 @@ EXPERIMENT = Experiment(
         "figure_2": Preset("on other data", "4 s", {"dataset": "mnist"}, ({"step_size": (0.1, 0.2)},)),
         "figure_3": Preset("by its radius", "5 s", {"shape": "circle", "radius": 4.0}),
     },
-    derived={"evaluate_every": lambda options, told: max(1, options["rounds"] // 5)},
+    derived={"evaluate_every": lambda options, message: max(1, options["rounds"] // 5)},
     rivals=((("radius",), ("side", "corners")),),
     labels={"shape": "{}", "step_size": "step {}"},
     aliases={"count": "rounds"},

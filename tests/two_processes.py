@@ -39,7 +39,7 @@ def exchanged(index):
     refused = ArgumentError("out", "must be there", "it is not", "Make it.")
     large = list(range(100_000))  # in many blocks
     return {
-        "first": [processes.several(), processes.is_first()],
+        "first": [processes.is_multiprocess(), processes.is_first()],
         "value": processes.on_first(lambda: {"index": index, "nothing": None})(),
         "nothing": processes.on_first(lambda: None)(),
         "nested": processes.on_first(lambda: processes.on_first(lambda: processes.on_all(lambda: index)())())(),
@@ -72,15 +72,15 @@ def main(port, num_processes, index, out, killed_after):
             os.kill(os.getpid(), signal.SIGKILL)
 
     mock.patch.object(PassDirectory, "append", deadly).start()
-    told: dict[str, Any] = {"exchanged": exchanged(index)} if num_processes > 1 and not killed_after else {}
+    message: dict[str, Any] = {"exchanged": exchanged(index)} if num_processes > 1 and not killed_after else {}
     for shard in ("nodes", "lanes"):
         placement = Placement(jax.device_count(), shard)
-        told[shard] = trained(out / shard, placement=placement, seeds=(0, 1, 2), resume=True)
+        message[shard] = trained(out / shard, placement=placement, seeds=(0, 1, 2), resume=True)
     try:
         trained(out / "none", seeds=(0,))
     except ValueError as error:
-        told["without a placement"] = str(error)
-    print(json.dumps(told))
+        message["without a placement"] = str(error)
+    print(json.dumps(message))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from jaxfl.algorithms.clients.bound_constants import BoundConstants
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.uplink import Uplink
 from jaxfl.core import Algorithm, ArgumentError, Task, check
-from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, choose, flat, stated, traced, where
-from jaxfl.frame.options import UNSAID, since
+from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, affects_statements_only, choose, flat, traced, where
+from jaxfl.frame.options import ABSENT, added_later
 
 ALI, FIXED, UPDATES, ALONE = "ALI-DPFL", "DPFL", "DP-FedAvg", "alone"
 PRIVATE_STEPS = (ALI, FIXED, ALONE)  # methods whose clients make DP-SGD
@@ -64,7 +64,7 @@ class Learning:
     rounds: int | Literal["auto"] = "auto"
     """Number R_s of communication rounds. auto: round_ratio times R_c, rounded up, with R_c the number of local
     iterations that the budget pays for."""
-    round_ratio: float = stated(0.2)
+    round_ratio: float = affects_statements_only(0.2)
     """Ratio R_s / R_c of --rounds auto. R_c is the number of local iterations that the budget pays for if no estimate
     is charged."""
     kappa: float = traced(1.0)
@@ -84,8 +84,8 @@ class Learning:
     update_clip_norm: float = traced(0.5)
     """Clip norm of DP-FedAvg: the bound on the L2 norm of a client's update."""
     update_noise_multiplier: float | Literal["calibrated"] = traced("calibrated")
-    """Standard deviation of the noise on DP-FedAvg's sum of updates, over update_clip_norm; calibrated: the least that
-    meets target_epsilon for whole clients over all rounds."""
+    """Standard deviation of the noise on DP-FedAvg's sum of updates, over update_clip_norm; calibrated: the smallest
+    noise that meets target_epsilon for whole clients over all rounds."""
 
 
 def _spends(options: Mapping[str, Any]) -> bool:
@@ -128,22 +128,22 @@ class Budget:
     """Standard deviation of the noise on a batch's sum of gradients, over C; calibrated: the least with which
     target_epsilon pays for max_iterations, at each client by itself where numbers of samples differ by more than one.
     FedAvg and DP-FedAvg add no such noise, but run as many rounds and iterations as a budget pays for with it."""
-    client_noise: tuple[float, ...] = since((), {(): UNSAID})
+    client_noise: tuple[float, ...] = added_later((), {(): ABSENT})
     """Noise multiplier of each client, in place of noise_multiplier. By default the least that meets the budget, where
     it is calibrated and numbers of samples differ by more than one."""
     max_iterations: int | Literal["auto"] = traced("auto")
     """Local iterations T of a client in the whole run; auto: as many as target_epsilon pays for at every client."""
-    target_epsilon: float = stated(2.0)
+    target_epsilon: float = affects_statements_only(2.0)
     """Privacy budget of every client's samples. With a given number of iterations and private constants, a run is
     refused if the budget pays for its iterations alone, but not for its estimates, too."""
-    dp_delta: float = stated(1e-5)
+    dp_delta: float = affects_statements_only(1e-5)
     """Delta of every epsilon."""
-    bound: Literal["proven", "published"] = stated("proven")
+    bound: Literal["proven", "published"] = affects_statements_only("proven")
     """Which bound holds the budget: proven (privacy loss distributions, which allow more iterations) or published (the
     paper's)."""
-    neighboring_relation: Literal["zero_out", "replace_one"] = stated("zero_out")
+    neighboring_relation: Literal["zero_out", "replace_one"] = affects_statements_only("zero_out")
     """Relation of neighboring data sets under which a proven bound holds the budget."""
-    accounted_samples: int | None = stated(None)
+    accounted_samples: int | None = affects_statements_only(None)
     """Samples |D_i| that a client is assumed to have when the budget's iterations are counted; by default its own. The
     paper takes 5,000 for all data sets. Statements of privacy always take the clients' own."""
 

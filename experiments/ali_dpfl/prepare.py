@@ -19,7 +19,7 @@ from .spending import asked_of, privacy_of, released, rounds_of, settled
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of all rows; rows that cannot run are refused before any work."""
-    sizes = {name: row.sizes() for name, row in rows.items()}
+    sizes = {name: row.samples_per_node() for name, row in rows.items()}
     for name, row in rows.items():
         check_config(row.config)
         _check_sizes(row.config, min(sizes[name]))
@@ -36,7 +36,8 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             "privacy": privacy_of(config, sizes[name], asked_of(rows[name].config)),
             "released": released(config),
             "noise_stds": tuple(each * config.budget.clip_norm / batch_size for each in multipliers),
-            "covered": method in (FIXED, UPDATES, ALONE) or (method == ALI and config.learning.constants == "private"),
+            "final_params_are_private": method in (FIXED, UPDATES, ALONE)
+            or (method == ALI and config.learning.constants == "private"),
             "max_rounds": last,
             "budgets": {"local_iterations": config.budget.max_iterations} if method == ALI else {},
         }
@@ -55,7 +56,7 @@ def _pooled(row: Row) -> dict[str, Any] | None:
     config: Configuration = row.config
     if config.learning.method == ALI:
         return None  # its number of local iterations is chosen for clients that differ
-    counts, nodes = _counts(settled(config, row.sizes())), config.clients.nodes
+    counts, nodes = _counts(settled(config, row.samples_per_node())), config.clients.nodes
     place = {"nodes": 1, "partition": "iid", "batch_size": nodes * config.learning.batch_size, "client_noise": ()}
     return {"method": "FedAvg", **counts, **place}
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxfl import privacy
 from jaxfl.core import Algorithm, ArgumentError
-from jaxfl.frame import lay
+from jaxfl.frame import override
 from jaxfl.privacy import Account, clients
 from jaxfl.privacy.statements import asked_first
 
@@ -29,7 +29,7 @@ def _learner(config: Configuration, **changes: Any) -> Algorithm:
         "update_noise_multiplier": learning.update_noise_multiplier,
     }
     ones = {name: 1 for name, value in numbers.items() if isinstance(value, str)}
-    return lay(config, {**ones, **changes}).algorithm()
+    return override(config, {**ones, **changes}).algorithm()
 
 
 def _runs(config: Configuration, sizes: Sequence[int]) -> np.ndarray:
@@ -76,7 +76,7 @@ def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
         noise = account.calibrate(min(rounds, -(-iterations // learning.local_steps)), budget.target_epsilon)
     every = config.run.evaluate_every or max(1, rounds // 20)
     numbers = {"rounds": rounds, "max_iterations": iterations, "update_noise_multiplier": noise}
-    return lay(config, {**numbers, "evaluate_every": every})
+    return override(config, {**numbers, "evaluate_every": every})
 
 
 def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
@@ -87,11 +87,11 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
     """
     learning, budget = config.learning, config.budget
     if budget.client_noise:
-        return lay(config, {"noise_multiplier": max(budget.client_noise)})
+        return override(config, {"noise_multiplier": max(budget.client_noise)})
     if budget.noise_multiplier != "calibrated":
         return config
     if learning.method not in PRIVATE_STEPS:
-        return lay(config, {"noise_multiplier": 0.0})  # which counts nowhere
+        return override(config, {"noise_multiplier": 0.0})  # which counts nowhere
     if learning.rounds == "auto":
         found, remedy = "got auto, which follows from the noise", "Pass a number, or a number for noise_multiplier."
         raise ArgumentError("rounds", "must be a number where noise is calibrated", found, remedy)
@@ -102,13 +102,13 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
     estimates_cost = account_of(config, sizes, estimates).epsilon(0, *held)
     if private and estimates_cost >= target:
         requirement = f"must leave something of target_epsilon, {target:g}, to the iterations"
-        found = f"got {learning.constants_noise:g}, with which {estimates} estimates alone cost {estimates_cost:.4g}"
+        found = f"got {learning.constants_noise:g}, with which {estimates} estimates only cost {estimates_cost:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
     assert not isinstance(budget.max_iterations, str)
     kinds = config.clients.nodes if max(sizes) - min(sizes) > 1 else 1
     accounts = [account_of(config, sizes, estimates, slice(i, None, kinds)) for i in range(kinds)]
     noise = [account.calibrate(budget.max_iterations, target, *held) for account in accounts]
-    return lay(config, {"noise_multiplier": max(noise), "client_noise": tuple(noise) if kinds > 1 else ()})
+    return override(config, {"noise_multiplier": max(noise), "client_noise": tuple(noise) if kinds > 1 else ()})
 
 
 def _held(config: Configuration) -> tuple[str, str | None]:
@@ -172,11 +172,11 @@ def asked_of(request: Configuration) -> tuple[str, str | None] | None:
 
 
 def privacy_of(
-    config: Configuration, sizes: Sequence[int], asked: tuple[str, str | None] | None = None
+    config: Configuration, sizes: Sequence[int], budget: tuple[str, str | None] | None = None
 ) -> Callable[..., list[dict[str, Any]]] | None:
     """Function from the rounds and totals that really ran to the statements of summary.json.
 
-    `config` is settled, `asked` bound and relation of its budget.
+    `config` is settled, `budget` its bound and relation.
     """
     learning, usual = config.learning, config.budget.dp_delta
     if learning.method == "FedAvg":
@@ -191,6 +191,6 @@ def privacy_of(
         account = releases.account(releases.each, dp_delta=dp_delta, **ran)
         found = account.statements(estimate_releases if learning.method == ALI else rounds)
         rows = [statement._asdict() for statement in found]
-        return rows if asked is None else asked_first(rows, *asked)
+        return rows if budget is None else asked_first(rows, *budget)
 
     return stated

@@ -15,7 +15,7 @@ from rich.table import Table
 from jaxfl.analysis.plots import new_figure, save_figure
 from jaxfl.core.tree import num_bytes
 from jaxfl.data.columns import short_name
-from jaxfl.frame import Request, Row, lay
+from jaxfl.frame import Request, Row, override
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import new_run_directory, saved_options
 from jaxfl.gradients.memory import require_fits
@@ -74,7 +74,7 @@ def run(request: Request) -> int:
     for name, row in request.rows.items():
         for seed in row.seeds:
             label = name if len(row.seeds) == 1 else f"{name}, seed {seed}"
-            lanes[label] = ready(row._replace(config=lay(row.config, {"seed": seed})))
+            lanes[label] = ready(row._replace(config=override(row.config, {"seed": seed})))
     directory = new_run_directory(where.run.out, "audit", short_name(where.data.dataset), resume=False)
     records = open_run(directory, saved_options(request), experiment="audit", can_resume=False)
     try:

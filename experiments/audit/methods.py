@@ -1,14 +1,14 @@
 """Claim, run and observation of each method: one row of METHODS per method.
 
 Gossip: an observer of all messages learns every node's noisy gradient of every round. From the states of A(DP)2SGD it
-learns the network's sum alone.
+learns the network's sum only.
 
-ALI-DPFL: clients send their models after tau local iterations, and the states hold the aggregate alone. Seen through
+ALI-DPFL: clients send their models after tau local iterations, and the states hold the aggregate only. Seen through
 the aggregate, a client's gradients would have the noise of all clients over them, as those of A(DP)2SGD have. So the
 run has a single client: the aggregate is then its own model, under no more noise than is claimed. A message reveals
 the sum of tau noisy gradients. The claim counts local iterations and not rounds, and so do the checks. It covers the
 estimates of the rule's constants too, which have noise; the audit does not look at them. kappa is so large that the
-next tau follows from the budget alone.
+next tau follows from the budget only.
 
 DP-FedAvg: canaries are whole clients, and the observer sees the server's releases. See `jaxfl.privacy.client_audit`.
 """

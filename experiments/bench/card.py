@@ -132,7 +132,7 @@ def card(call: tyro.conf.Positional[str], *, out: Path | None = None, small: boo
         small: everything small enough for a CPU.
     """
     if call in NAMES:
-        from experiments.bench.card_boxes import BOXES  # makes arrays, and so takes the card: in a box alone
+        from experiments.bench.card_boxes import BOXES  # makes arrays, and so takes the card: in a box only
 
         for one in BOXES[call](small):
             print(MARK + json.dumps(one), flush=True)
@@ -142,7 +142,7 @@ def card(call: tyro.conf.Positional[str], *, out: Path | None = None, small: boo
         raise ArgumentError("call", "must be 0, 1, 2, 3 or the name of a box", f"got {call!r}", remedy)
     if out is None:
         raise ArgumentError("--out", "must be given", "got none", "Name a folder for the results.")
-    jax.config.update("jax_platforms", "cpu")  # of this process alone
+    jax.config.update("jax_platforms", "cpu")  # of this process only
     run_call(int(call), out, small=small)
 
 

@@ -181,7 +181,7 @@ def averaging(setting: Setting, compute_dtype: str) -> Algorithm:
 
 
 def resnets(small: bool) -> Iterator[Number]:
-    """Federated averaging of ResNet-20 by the forms that are shipped, by patches alone, and grouped alone."""
+    """Federated averaging of ResNet-20 by the forms that are shipped, by patches only, and grouped only."""
     setting = Setting(RESNET, 32, samples=390, rounds=10)
     if small:
         setting = setting._replace(num_nodes=2, batch_size=4, samples=8, rounds=2)

@@ -39,7 +39,7 @@ def private(setting: Setting, sampler: Sampler) -> Algorithm:
 
 def linear_gradient(params: PyTree, inputs: Array, labels: Array) -> PyTree:
     """Gradient of half the squared output of the network's layers without biases and activations: its matrix products
-    alone."""
+    only."""
     del labels
 
     def half_square(params):

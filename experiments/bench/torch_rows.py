@@ -7,7 +7,7 @@
 | vmap_grad | DP-SGD in a loop over clients, a sample's gradient by `torch.func`: `vmap(grad)` |
 | ghost | DP-SGD in a loop over clients, norms from layer inputs and errors, one backward pass, by hand |
 
-Convolutions run channels last, and one with strides pads both sides alike, where jaxfl's pads the far side alone.
+Convolutions run channels last, and one with strides pads both sides alike, where jaxfl's pads the far side only.
 Batches are drawn by `torch.randint`, the cheapest way there is, with repetition.
 """
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxfl.core import ArgumentError, Task, check
 from jaxfl.frame import Clients, Costs, Data, Experiment, Network, Row, Run, where
-from jaxfl.frame.options import stated, traced
+from jaxfl.frame.options import affects_statements_only, traced
 from jaxfl.privacy.clients import ClientRelease, account
 
 from .. import ali_dpfl, dp_gradient_tracking, privsgp_vr
@@ -91,12 +91,12 @@ class Budget:
         {"neighboring_relation": lambda options: options["method"] not in (*SILENT, UPDATES)},
         dict.fromkeys(("target_epsilon", "dp_delta"), lambda options: options["method"] not in SILENT),
     )
-    target_epsilon: float = stated(3.0)
+    target_epsilon: float = affects_statements_only(3.0)
     """Proven epsilon of every method's run, which its noise is calibrated to."""
-    dp_delta: float = stated(1e-5)
+    dp_delta: float = affects_statements_only(1e-5)
     """Delta of it."""
-    neighboring_relation: Literal["zero_out", "replace_one"] = stated("replace_one")
-    """Relation of neighboring data sets under which it holds. DP-GT and noisy-states know replace_one alone."""
+    neighboring_relation: Literal["zero_out", "replace_one"] = affects_statements_only("replace_one")
+    """Relation of neighboring data sets under which it holds. DP-GT and noisy-states know replace_one only."""
 
 
 @dataclasses.dataclass(frozen=True)

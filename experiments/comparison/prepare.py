@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxfl.frame import Prepared, Row, lay
+from jaxfl.frame import Prepared, Row, override
 from jaxfl.frame.experiment import request
 from jaxfl.training import Case
 
@@ -39,12 +39,12 @@ def _row(method: Method, row: Row) -> Row:
     if "batch_size" not in changes:  # bounds that do not gain from drawing samples: a mean over more of them moves less
         data_of = config.clients.data(config.data)
         changes["batch_size"] = min(int(data_of(seed).sizes.min()) for seed in row.seeds)
-    asked = request(method.experiment, changes)
-    theirs = Row(lay(asked.config, dict(same)), row.seeds, row.settings)
+    whole = request(method.experiment, changes)
+    theirs = Row(override(whole.config, dict(same)), row.seeds, row.settings)
     if not method.baseline:
         return theirs
     changes = method.experiment.baselines[method.baseline](theirs)
-    return theirs if changes is None else theirs._replace(config=lay(theirs.config, changes))
+    return theirs if changes is None else theirs._replace(config=override(theirs.config, changes))
 
 
 def _counted(rows: Mapping[str, Row]) -> list[str]:

@@ -3,7 +3,7 @@
     python -m experiments.dp_gradient_tracking                                   # digits at epsilon 8, a minute
     python -m experiments.dp_gradient_tracking --dataset mnist --data-dir DIR    # five agents, a small CNN
     python -m experiments.dp_gradient_tracking --preset fig4 --data-dir DIR      # a figure of the paper
-    python -m experiments.dp_gradient_tracking --noise-gain 0.003                # Laplace noise: convergence alone
+    python -m experiments.dp_gradient_tracking --noise-gain 0.003                # Laplace noise: convergence only
     python -m experiments.dp_gradient_tracking --grid target_epsilon=2,8,32      # one program a scheme
 
 Before a run it names every condition of the paper's theorems that a case breaks, with the number that breaks it;

@@ -10,7 +10,7 @@ import numpy as np
 from jaxfl import privacy
 from jaxfl.core import ArgumentError
 from jaxfl.core.conditions import Condition, violated
-from jaxfl.frame import lay
+from jaxfl.frame import override
 from jaxfl.graphs import tracking_conditions as theory
 from jaxfl.privacy import tracking
 from jaxfl.privacy.tracking import Sensitivities, TrackingAgent, TrackingSchedule
@@ -44,7 +44,7 @@ def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
     noise, nodes = config.noise, config.agents.nodes
     if not config.has_budget:
         return config
-    unit, target = lay(config, {"noise_gain": 1.0}), noise.target_epsilon
+    unit, target = override(config, {"noise_gain": 1.0}), noise.target_epsilon
     one_by_one = max(sizes) - min(sizes) > 1 and not noise.agent_gains
     parts = [[agent] for agent in range(nodes)] if one_by_one else [list(range(nodes))]
     accounts = [_account(unit, sizes, agents) for agents in parts]
@@ -52,7 +52,7 @@ def calibrated(config: Configuration, sizes: Sequence[int]) -> Configuration:
     gains = [account.calibrate(config.num_rounds, target, noise.bound) * rounding for account in accounts]
     gain = max(gains)
     own = tuple(each / gain for each in gains) if one_by_one else noise.agent_gains
-    result = lay(config, {"noise_gain": gain, "agent_gains": own})
+    result = override(config, {"noise_gain": gain, "agent_gains": own})
     ends = [end(result.schedule().state_noise_scale) for end in (np.min, np.max)]
     if not np.finfo(np.float32).tiny < ends[0] <= ends[1] < np.finfo(np.float32).max:
         found = f"got {target:g}, which needs about {ends[1]:.2g}"

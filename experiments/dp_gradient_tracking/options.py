@@ -14,8 +14,21 @@ from jaxfl import channel, graphs
 from jaxfl.algorithms import gradient_tracking, output_perturbation, perturbed_gossip
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.check import is_traced
-from jaxfl.frame import Clients, Costs, Data, Network, Publication, Row, Run, lay, stated, traced, unsaved, where
-from jaxfl.frame.options import UNSAID, since
+from jaxfl.frame import (
+    Clients,
+    Costs,
+    Data,
+    Network,
+    Publication,
+    Row,
+    Run,
+    affects_statements_only,
+    override,
+    traced,
+    unsaved,
+    where,
+)
+from jaxfl.frame.options import ABSENT, added_later
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.files import is_edges, read_graph, tracking_pair
 from jaxfl.graphs.topologies import TrackingPair
@@ -28,7 +41,7 @@ STEPS = {name: name for name in ("state_mixing", "tracker_mixing", "step_size")}
 
 
 def _undirected(name: str, nodes: int) -> graphs.Graph:
-    """The graph of the methods that exchange states alone; a star that is doubly stochastic, as the others are."""
+    """The graph of the methods that exchange states only; a star that is doubly stochastic, as the others are."""
     return graphs.star(nodes, weights="metropolis") if name == "star" else getattr(graphs, name)(nodes)
 
 
@@ -48,7 +61,7 @@ class Weights:
     five_agents_self_loops, or a FILE.npy with R and C, shape (2, n, n), where entry (i, j) weighs j's message at i. One
     graph for both: directed_ring, exponential (its rounds averaged), ring, complete, star, or a FILE.csv with a sender
     and a receiver, by the names of sites, in each row."""
-    edge_weight: float = since(1.0, {1.0: UNSAID})
+    edge_weight: float = added_later(1.0, {1.0: ABSENT})
     """Factor on all weights of DP-GT's two graphs. A message enters multiplied by its edge's weight, its noise, too."""
     baseline_graph: Literal["ring", "complete", "star", "isolated"] = "ring"
     """Graph of the other methods; isolated: each agent by itself."""
@@ -118,19 +131,19 @@ class Noise:
     """Factor on all noise scales; 1 is the paper's noise, with which nothing is learned if edges weigh 1. calibrated:
     the least that meets target_epsilon with the steps, the mixing, the graph and the schedule of each run. A run
     without a budget shows convergence only: if it learns, its epsilon is too large to protect anything."""
-    agent_gains: tuple[float, ...] = since((), {(): UNSAID})
+    agent_gains: tuple[float, ...] = added_later((), {(): ABSENT})
     """Factor of each agent on its noise, besides noise_gain. By default 1, and with a budget the least of each agent
     where numbers of samples differ by more than one."""
     distribution: Literal["laplace", "gaussian"] = "laplace"
     """laplace, the paper's, or gaussian, the default where digits have a budget. Gaussian noise has the scales as
     standard deviations, clipping in L2 norm, and a delta."""
-    dp_delta: float = stated(1e-5)
+    dp_delta: float = affects_statements_only(1e-5)
     """Delta of the bound that counts a sample's participations, and of Gaussian noise."""
-    target_epsilon: float = stated(INFINITY)
+    target_epsilon: float = affects_statements_only(INFINITY)
     """Privacy budget of every agent (one sample replaced), in place of noise_gain; inf for none. By default 8 for
     digits, where Gaussian noise reaches 58 % accuracy (92 % without noise) with S1 and 70 % (81 %) with S2, and Laplace
     noise that of chance."""
-    bound: Literal["proven", "published"] = stated("proven")
+    bound: Literal["proven", "published"] = affects_statements_only("proven")
     """Which bound holds the budget: proven (of DP-GT at dp_delta, of the others at delta 0 with Laplace noise), or
     published, the paper's own, which is reconstructed for the other methods."""
 
@@ -139,9 +152,9 @@ class Noise:
 class Theory:
     """The theorems' conditions, and what they bound."""
 
-    smoothness: float | Literal["estimated"] = stated("estimated")
+    smoothness: float | Literal["estimated"] = affects_statements_only("estimated")
     """Smoothness constant L; estimated: by a short probing run on training data, which no epsilon covers."""
-    gradient_dominance: float = stated(0.0)
+    gradient_dominance: float = affects_statements_only(0.0)
     """mu of the Polyak-Lojasiewicz inequality, for the conditions of S2; 0 where it is not assumed."""
     strict: bool = unsaved(False)
     """Refuse a run that breaks a condition of the theorems; otherwise broken conditions are printed before the run."""
@@ -209,13 +222,13 @@ class Configuration:
     def settled(self) -> Configuration:
         """This with the last agent's p^K of Scheme (S2) in its noise_gain: float32 would lose digits of it."""
         if not self.is_noisy:
-            return lay(self, {"noise_gain": 0.0})
+            return override(self, {"noise_gain": 0.0})
         if self.learning.scheme == "S1":
             return self
         assert not isinstance(self.noise.noise_gain, str)
         with np.errstate(over="ignore"):
             level = np.float64(self.noise.noise_base + SCHEMES["S2"].spread) ** self.learning.iterations
-        return lay(self, {"noise_gain": float(self.noise.noise_gain * level)})
+        return override(self, {"noise_gain": float(self.noise.noise_gain * level)})
 
     def schedule(self) -> TrackingSchedule:
         """All numbers of a run of K iterations; noise scales (n, K + 1), float64."""
@@ -266,7 +279,7 @@ def check_config(config: Configuration) -> None:
             remedy = "Pass --target-epsilon, or a number."
             raise ArgumentError("noise_gain", "must be a number without a budget", "got no target_epsilon", remedy)
         check.positive(target_epsilon=config.noise.target_epsilon)
-        config = lay(config, {"noise_gain": 1.0})  # relative, until the data are known
+        config = override(config, {"noise_gain": 1.0})  # relative, until the data are known
     learning, noise, theory = config.learning, config.noise, config.theory
     check.at_least(2 if learning.method == "DP-GT" else 1, nodes=config.agents.nodes)
     check.at_least(1, iterations=learning.iterations, evaluate_every=config.run.evaluate_every)

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfl.analysis import plots
 from jaxfl.analysis.plots import Panel, legend_below, line_style, new_figure, run_title, save_figure, style_axes
-from jaxfl.frame import Finished, lay
+from jaxfl.frame import Finished, override
 from jaxfl.training.json_files import write_json
 
 from .budgets import deltas, has_epsilon, proven, published
@@ -87,5 +87,5 @@ def _whole_runs(config: Configuration) -> tuple[np.ndarray, list[float]]:
         there = scheme_steps(learning.scheme, count)
         rows = [(option, getattr(learning, option), getattr(here, name), name) for option, name in STEPS.items()]
         changes = {option: getattr(there, name) for option, value, default, name in rows if value == default}
-        budgets.append(published(lay(config, {"iterations": count, **changes}))[-1])
+        budgets.append(published(override(config, {"iterations": count, **changes}))[-1])
     return horizons, budgets

@@ -54,7 +54,8 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             "num_rounds": config.num_rounds,
             "measures": {"stationarity": measure(config.task(), config.theory.train_samples)},
             "privacy": privacy_of(config, sizes[name]),
-            "covered": config.learning.method == "DP-GT" and config.learning.gradient_at == "broadcast",
+            "final_params_are_private": config.learning.method == "DP-GT"
+            and config.learning.gradient_at == "broadcast",
         }
 
     cases = cases_of(ready, Configuration.algorithm, of_row)

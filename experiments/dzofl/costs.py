@@ -119,7 +119,7 @@ def write_section3(finished: Finished) -> Sequence[Path]:
         ["DZOFL: seconds, one pass a round", 41.25, _T * (_SLOT + _PASS), _T * here[DZOFL]["published"].seconds],
         ["DZOFL: seconds, two passes a round", None, _T * (_SLOT + 2 * _PASS), _T * zero.seconds],
     ]
-    heads = [f"T = {_T:,}, T' = {_FIRST_ORDER_T}", "paper (d = 400,000)", "put right", "counted here"]
+    heads = [f"T = {_T:,}, T' = {_FIRST_ORDER_T}", "paper (d = 400,000)", "corrected", "counted here"]
     write_atomically(finished.run.path / "section3.csv", csv_text([heads, *rows]).encode())
     _print("Section III", [heads, *([row[0], *("" if n is None else f"{n:.6g}" for n in row[1:])] for row in rows)])
     return []

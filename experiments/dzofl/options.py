@@ -15,7 +15,7 @@ from jaxfl import channel
 from jaxfl.algorithms.dzofl import decaying_schedules
 from jaxfl.core import Algorithm, ArgumentError, Array, Task, check
 from jaxfl.frame import Choice, Clients, Costs, Data, Network, Row, Run, choose, flat, traced, where
-from jaxfl.frame.options import UNSAID, since
+from jaxfl.frame.options import ABSENT, added_later
 
 LARGEST_M = 1e18  # whose square float32 holds
 DZOFL, FED_AVG, ALONE = "DZOFL", "FedAvg", "alone"
@@ -50,7 +50,7 @@ class Learning:
     """Rounds K."""
     batch_size: int = 10
     """Number of samples that a device takes in a round."""
-    num_active: int | None = since(None, {None: UNSAID})
+    num_active: int | None = added_later(None, {None: ABSENT})
     """Number of devices that compute and send in a round, drawn anew in each; all by default, as in the paper."""
     step_size: float = traced(5.0)
     """alpha_0 of DZOFL's step sizes alpha_0 (1 + k)^-u1."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.table import Table
 
 from jaxfl import algorithms, channel
-from jaxfl.frame import flat, lay
+from jaxfl.frame import flat, override
 
 from . import paper
 from .defaults import OF_MODEL
@@ -148,7 +148,7 @@ def _table(title: str, first: str, *numbers: str) -> Table:
 
 def paper_setting(model: str, **changes: Any) -> tuple[Configuration, Problem]:
     """One of the paper's models on its data set."""
-    config = lay(Configuration(), {"model": model, **changes})
+    config = override(Configuration(), {"model": model, **changes})
     for name, rule in OF_MODEL.items():
-        config = lay(config, {name: rule(flat(config))})
+        config = override(config, {name: rule(flat(config))})
     return config, Problem(*_SHAPES[model])

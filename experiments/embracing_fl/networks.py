@@ -16,7 +16,7 @@ from jaxfl.data import Dataset
 from jaxfl.data.imdb import NUM_TOKENS
 from jaxfl.frame import Choice, choose
 from jaxfl.frame.networks import image_shape, with_node_loop
-from jaxfl.frame.options import UNSAID, since
+from jaxfl.frame.options import ABSENT, added_later
 from jaxfl.models import Model
 from jaxfl.models.composite import scaled
 
@@ -120,7 +120,7 @@ class Network:
     """Loop over clients that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto:
     map for convolutions on a CPU, else vmap. devices:vmap, devices:map and devices:chunk:k share clients out over
     devices. On a CPU, clients of several classes under uniform sampling always run one after the other."""
-    compute_dtype: Literal["float32", "bfloat16"] = since("float32", {"float32": UNSAID})
+    compute_dtype: Literal["float32", "bfloat16"] = added_later("float32", {"float32": ABSENT})
     """Number format in which layers compute. bfloat16 rounds their parameters and inputs, which is faster on hardware
     that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32."""
 

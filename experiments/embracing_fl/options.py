@@ -14,9 +14,9 @@ from jaxfl.algorithms import client_sgd, embracing, fed_avg, local_steps, partia
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.channel import Counts, Work, node_work, total
 from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, check
-from jaxfl.frame import Costs, Run, choose, flat, stated, traced, unsaved, where
+from jaxfl.frame import Costs, Run, affects_statements_only, choose, flat, traced, unsaved, where
 from jaxfl.frame import Data as Images
-from jaxfl.frame.options import UNSAID, since
+from jaxfl.frame.options import ABSENT, added_later
 from jaxfl.frame.records import WRITERS, cut
 from jaxfl.training import Measure
 from jaxfl.training.measures import calibrated_scores
@@ -86,16 +86,16 @@ def _participants(data: Images, partition: Partition, count: int, seeds: tuple[i
 class Participation:
     """Clients that take part."""
 
-    case: int | None = stated(9)
+    case: int | None = affects_statements_only(9)
     """Case 1 to 10 of the paper's Table 3: shares of strong, moderate and weak clients. None where these are counted by
     the next three options."""
     strong: int = 0
-    """Number of strong clients, which train the whole model; in place of a case."""
+    """Number of strong clients, which train the whole model; instead of --case."""
     moderate: int = 0
-    """Number of moderate clients, which train a part of the model; in place of a case."""
+    """Number of moderate clients, which train a part of the model; instead of --case."""
     weak: int = 0
-    """Number of weak clients, which train a smaller part; in place of a case."""
-    participation_rate: float | None = stated(0.25)
+    """Number of weak clients, which train a smaller part; instead of --case."""
+    participation_rate: float | None = affects_statements_only(0.25)
     """Share of the clients that take part in a round; None where num_active gives their number."""
     num_active: int = 0
     """Number of clients that take part in a round, in place of the rate."""
@@ -118,7 +118,7 @@ class Learning:
         where("model", RESNETS, "calibration_samples", "batch_norm"),
         where("model", (*RESNETS, "bilstm"), "frozen_batch_norm"),
         where("model", ("bilstm",), "frozen_words"),
-        # Clients that train the classifier alone read no word with gradient.
+        # Clients that train only the classifier read no word with gradient.
         {"frozen_words": lambda options: options["cut_weak"] != "dense" or options["model"] != "bilstm"},
         dict.fromkeys(("cut_moderate", "width_moderate"), lambda options: options["moderate"] != 0),
         dict.fromkeys(("cut_weak", "width_weak", "frozen_words"), lambda options: options["weak"] != 0),
@@ -145,7 +145,7 @@ class Learning:
     """Share of every layer's channels that a weak client of these methods has."""
     without_scaler: bool = False
     """Leave out HeteroFL's scaler, with which clients of width_reduction divide hidden activations by their width."""
-    masked_loss: bool = since(False, {False: UNSAID})
+    masked_loss: bool = added_later(False, {False: ABSENT})
     """HeteroFL's masked loss: in training the logits of classes that a client lacks are 0."""
     classifier: bool = False
     """In first_half train the last block, too, as InclusiveFL does."""
@@ -155,7 +155,7 @@ class Learning:
     for others."""
     calibration_samples: int = 500
     """Training samples on which static statistics are measured."""
-    target_accuracy: float | None = stated(None)
+    target_accuracy: float | None = affects_statements_only(None)
     """Test accuracy in (0, 1]: summary.json says in which round it is reached."""
 
 
@@ -273,7 +273,7 @@ class Configuration:
     def work(self) -> list[Work]:
         """Work of each client for a sample: a gradient runs from its first block on, as `jaxfl.embracing` counts it.
 
-        Words that are read without gradient run forward alone. A client of ordered_dropout takes the mean over the
+        Words that are read without gradient run forward only. A client of ordered_dropout takes the mean over the
         widths that it draws.
         """
         problem, network = self.problem(), self.network

@@ -24,13 +24,13 @@ from jaxfl.frame import (
     Publication,
     Row,
     Run,
+    affects_statements_only,
     choose,
     flat,
-    stated,
     traced,
     where,
 )
-from jaxfl.frame.options import since
+from jaxfl.frame.options import added_later
 from jaxfl.frame.own_files import FITTED
 from jaxfl.graphs.files import is_graph_file, read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
@@ -126,7 +126,7 @@ class Learning:
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
     network's real constants that K is often far too small to train."""
     step_size: float | Literal["theory", "auto"] = traced(0.2)
-    """Step size gamma. theory: sqrt(n / K). auto: the more noise, the smaller. Default: auto with
+    """Step size gamma. theory: sqrt(n / K). auto: smaller for more noise. Default: auto with
     --target-epsilon, but for A(DP)2SGD. Else 0.2 for digits, tuned at their budget of 8, and elsewhere 0.5 times the
     batch size to the power 0.6, tuned without noise."""
     batch_size: int = 40
@@ -145,13 +145,13 @@ class Learning:
     """Samples of one entry of a per_batch table, which needs it."""
     storage: Literal["float32", "bfloat16"] = "float32"
     """Number format of PrivSGP-VR's gradient table."""
-    refresh_every: int | Literal["auto", "never"] = since("auto", {"auto": 1000})
+    refresh_every: int | Literal["auto", "never"] = added_later("auto", {"auto": 1000})
     """Rounds between exact recomputations of the table's mean. never: the mean's rounding error is kept and added back
     instead. auto: 1000 on a CPU, and never on accelerators, which would wait for their host in every round."""
     max_delay: int = 16
     """Largest delay of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 
-    stationarity_samples: int = stated(0)
+    stationarity_samples: int = affects_statements_only(0)
     """Training samples of each node on which an evaluation measures the left side of the paper's equation (10), the
     mean over nodes of |grad f(z_i)|^2. 0: not at all; it costs as many passes as there are nodes."""
 
@@ -201,34 +201,36 @@ class Budget:
         ),
     )
     noise_std: float | Literal["calibrated"] = traced("calibrated")
-    """Standard deviation of the noise on the mean gradient; calibrated: the least that meets target_epsilon, at each
+    """Standard deviation of the noise on the mean gradient; calibrated: the smallest that meets target_epsilon, at each
     node by itself where numbers of samples differ by more than one."""
     noise: Literal["gaussian", "grid_gaussian"] = "gaussian"
     """gaussian: noise in float32, whose rounding can tell neighboring states apart (docs/finite_precision.md).
     grid_gaussian: gradient and noise are rounded to a grid, and the budget pays for it."""
     grid_bits: int = 12
     """The step of the grid is noise_std 2^-grid_bits; 8 to 16."""
-    target_epsilon: float = stated(8.0)
+    target_epsilon: float = affects_statements_only(8.0)
     """Privacy budget of every node, inf for none. With a number for noise_std the run stops when it is spent."""
-    node_epsilons: tuple[float, ...] | str = stated(())
+    node_epsilons: tuple[float, ...] | str = affects_statements_only(())
     """Personalized privacy, in place of target_epsilon: a budget for each node, or a FILE.csv with a site's name and
     its budget in each row (docs/own_data.md). Budgets are public, and the noise of the smallest reaches every node."""
     node_noise: tuple[float, ...] = ()
     """Standard deviation of each node's noise, in place of noise_std. By default the least that meets each node's
     budget, with node_epsilons or where numbers of samples differ by more than one."""
-    dp_delta: float = stated(1e-5)
+    dp_delta: float = affects_statements_only(1e-5)
     """Delta of every epsilon."""
-    bound: Literal["proven", "published"] = stated("proven")
+    bound: Literal["proven", "published"] = affects_statements_only("proven")
     """Which bound holds the budget: proven, or published, which is each paper's own formula, reconstructed for DP2-SGD
     and A(DP)2SGD."""
-    neighboring_relation: Literal["zero_out", "add_or_remove_one", "replace_one", "as_published"] = stated("zero_out")
+    neighboring_relation: Literal["zero_out", "add_or_remove_one", "replace_one", "as_published"] = (
+        affects_statements_only("zero_out")
+    )
     """Neighboring relation: which two data sets must not be told apart, for all methods alike. zero_out: a sample's
     gradient counts as 0. replace_one: another sample stands in its place. add_or_remove_one: refused, since a node's
     number of samples is public here. as_published: that of each method's own formula, the default with --bound
     published."""
-    c2: float = stated(C2_OF_THE_PAPER)
+    c2: float = affects_statements_only(C2_OF_THE_PAPER)
     """Constant of equations (11) and (12), which the paper does not give."""
-    gradient_bound: float | None = stated(None)
+    gradient_bound: float | None = affects_statements_only(None)
     """Without clipping: bound G on each sample's gradient, which the paper assumes; for the published epsilon only."""
 
     @property

@@ -18,7 +18,7 @@ from jaxfl.analysis.smoothness import estimate_constants
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import bytes_text
 from jaxfl.core.tree import num_bytes, replicate
-from jaxfl.frame import Finished, Prepared, Row, cases_of, few, flat, lay, programs
+from jaxfl.frame import Finished, Prepared, Row, cases_of, few, flat, override, programs
 from jaxfl.frame.options import text_of
 from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
@@ -40,7 +40,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of all rows; rows that cannot run are refused before noise is calibrated."""
     of_file = [name for name, row in rows.items() if isinstance(row.config.budget.node_epsilons, str)]
     rows = {name: row._replace(config=with_budgets(row.config)) for name, row in rows.items()}
-    sizes = {name: row.sizes() for name, row in rows.items()}
+    sizes = {name: row.samples_per_node() for name, row in rows.items()}
     for row in rows.values():
         check_config(row.config)
     _refuse_impossible(rows)
@@ -57,7 +57,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             "num_rounds": config.learning.iterations,
             "privacy": privacy_of(config, sizes[name]),
             "noise_stds": config.budget.node_noise or (config.budget.noise_std,),
-            "covered": True,
+            "final_params_are_private": True,
             "max_rounds": most_rounds[name],
         }
 
@@ -98,7 +98,7 @@ def _refuse_impossible(rows: Mapping[str, Row]) -> None:
     for name, row in rows.items():
         values = flat(row.config)
         numbers = {key: number for key, number in _OPEN.items() if isinstance(values[key], str)}
-        trial[name] = row._replace(config=lay(row.config, numbers))
+        trial[name] = row._replace(config=override(row.config, numbers))
     done = set()
     for name, (build, _) in programs(trial, Configuration.algorithm).items():
         config = trial[name].config
@@ -106,7 +106,7 @@ def _refuse_impossible(rows: Mapping[str, Row]) -> None:
         for seed in rows[name].seeds:
             data = data_of(seed)
             counts = build, tuple(np.asarray(data.sizes).tolist())
-            if counts not in done:  # an algorithm's checks depend on the sizes of the data alone
+            if counts not in done:  # an algorithm's checks depend on the sizes of the data only
                 done.add(counts)
                 state = check_start(algorithm, jax.random.key(seed), data)
                 require_fits("hidden" if config.network.model == "mlp" else "model", num_bytes(state), {})

@@ -13,7 +13,7 @@ from jaxfl import privacy
 from jaxfl.algorithms import theory_step_size
 from jaxfl.core import ArgumentError
 from jaxfl.data.tables import read_by_site
-from jaxfl.frame import Row, lay
+from jaxfl.frame import Row, override
 from jaxfl.privacy.gossip import ProblemConstants, optimal_iterations
 from jaxfl.privacy.statements import asked_first
 
@@ -48,7 +48,7 @@ def with_budgets(config: Configuration) -> Configuration:
         return config
     names = config.clients.data(config.data)(config.run.seed).names
     names = tuple(map(str, range(config.clients.nodes))) if names is None else names
-    return lay(config, {"node_epsilons": read_by_site(path, names, "node_epsilons")})
+    return override(config, {"node_epsilons": read_by_site(path, names, "node_epsilons")})
 
 
 def settled(
@@ -67,7 +67,7 @@ def settled(
             found["node_noise"] = std
         if row.config.learning.step_size == "auto":
             found["step_size"] = _noisy_step_size(row.config, std)
-        result[name] = row._replace(config=lay(row.config, found))
+        result[name] = row._replace(config=override(row.config, found))
     return result
 
 
@@ -82,7 +82,7 @@ def _with_iterations(config: Configuration, constants: Callable[[Configuration],
         changes["evaluate_every"] = max(1, rounds // 40)
     if config.learning.step_size == "theory":
         changes["step_size"] = theory_step_size(num_nodes, rounds)
-    return lay(config, changes)
+    return override(config, changes)
 
 
 def _noisy_step_size(config: Configuration, std: tuple[float, ...]) -> float:
@@ -109,7 +109,7 @@ def _noise(config: Configuration, sizes: Sizes) -> tuple[float, ...]:
         return budget.node_noise
     if budget.noise_std != "calibrated":
         return (float(budget.noise_std),)
-    trial = lay(config, {"noise_std": 1.0, "step_size": 1.0})  # numbers for options that follow from the noise
+    trial = override(config, {"noise_std": 1.0, "step_size": 1.0})  # numbers for options that follow from the noise
     rounds = int(config.learning.iterations)
     return tuple(account.calibrate(rounds, target, *_claim(config)) for target, account in _with_limits(trial, sizes))
 

@@ -210,7 +210,7 @@ def best_of(rows: Sequence[Row], options: Sequence[str], value: str) -> tuple[li
     (option,) = options
     tried = values_of(rows, option)
     of_option = {one: [row for row in rows if row.get(option, "") == one] for one in tried}
-    means = {one: np.mean(found) for one, own in of_option.items() if (found := numbers(own, value)) is not None}
+    means = {one: np.mean(values) for one, own in of_option.items() if (values := numbers(own, value)) is not None}
     if not means:  # all diverged, or the option is none of theirs
         return list(rows), ""
     best = max(means, key=lambda one: means[one])
@@ -233,12 +233,12 @@ def cell(rows: Sequence[Row], column: str) -> str:
             return "none"
         text = rounded_up(max(known), 3)
         return f"{float(text):,.0f}" if float(text) >= 1000 else text
-    found = numbers(rows, column)
-    if found is None:
+    values = numbers(rows, column)
+    if values is None:
         return "diverged" if rows else ""
     share, digits = (100.0, ".1f") if column.startswith(ACCURACY) else (1.0, ".3g")
-    spread = f" ± {share * np.std(found, ddof=1):{digits}}" if len(found) > 1 and np.ptp(found) > 0 else ""
-    return f"{share * np.mean(found):{digits}}{spread}"
+    spread = f" ± {share * np.std(values, ddof=1):{digits}}" if len(values) > 1 and np.ptp(values) > 0 else ""
+    return f"{share * np.mean(values):{digits}}{spread}"
 
 
 def heading(rows: Sequence[Row], column: str) -> str:

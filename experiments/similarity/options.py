@@ -15,7 +15,7 @@ from jaxfl.analysis.svcca import svcca_of_pairs
 from jaxfl.channel import Work, node_work
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task, check, over_nodes
 from jaxfl.core.tasks import scale_images
-from jaxfl.frame import Choice, Costs, Run, choose, flat, stated
+from jaxfl.frame import Choice, Costs, Run, affects_statements_only, choose, flat
 from jaxfl.models.layer_outputs import layer_outputs
 from jaxfl.training import Measure
 
@@ -73,14 +73,14 @@ class Sharing:
 class Comparison:
     """Layers and samples of the comparison."""
 
-    layers: tuple[str, ...] = stated(("dense_1", "dense_2", "dense_3", "dense_4"))
+    layers: tuple[str, ...] = affects_statements_only(("dense_1", "dense_2", "dense_3", "dense_4"))
     """Layers whose outputs are compared. mlp: dense_1, relu_1, ...; resnets: stem, block_1_1 (stage, position), ...,
     dense. By default all with parameters, of resnets the stem and the last block of each stage."""
-    num_directions: int = stated(4)
+    num_directions: int = affects_statements_only(4)
     """Singular directions of a layer's outputs that are compared."""
-    similarity_batches: int = stated(2)
+    similarity_batches: int = affects_statements_only(2)
     """Batches of test samples over which similarities are averaged: a decomposition of all samples would be large."""
-    similarity_batch_size: int = stated(64)
+    similarity_batch_size: int = affects_statements_only(64)
     """Test samples in each batch."""
 
 

@@ -5,7 +5,7 @@
 Five agents hold strongly convex quadratics f_i(x) = a_i |x - c_i|^2; the optimum of their sum is known. Gradient
 tracking sends states over R and trackers over C, the pair `five_agents`, of which neither is strongly connected. Plain
 distributed SGD, x_i <- x_i + alpha sum_j R_ij (x_j - x_i) - gamma grad f_i(x_i), on the same R is drawn to the optimum
-of those agents alone that reach all others, with constant steps or with steps that fall as 1 / sqrt(k + 1). There is no
+of only those agents that reach all others, with constant steps or with steps that fall as 1 / sqrt(k + 1). There is no
 noise.
 """
 

@@ -155,7 +155,7 @@ def ali_dpfl(
     _check_clients(clients, step_size)
     way = PLAIN if uplink is None else uplink
     if way.is_private:
-        found, remedy = "got private updates", "Pass links alone: the clients' own steps are private."
+        found, remedy = "got private updates", "Pass only links: the clients' own steps are private."
         raise ArgumentError("uplink", "must leave updates as they are", found, remedy)
 
     def limits():

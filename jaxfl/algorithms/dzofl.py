@@ -35,7 +35,7 @@ sizes with a proof of convergence in the paper.
 Differences from the paper: several directions, also Gaussian ones (its theorems need bounded ones); rounds in which
 only some devices send; messages to the server may be lost with probabilities that differ, which biases Delta towards
 devices that are heard more often.
-Section III-C counts the energy of both directions. A ledger of `jaxfl.channel` counts the uplink alone unless it is
+Section III-C counts the energy of both directions. A ledger of `jaxfl.channel` counts the uplink only unless it is
 given `downlink_watts`; this favours methods whose server sends more.
 
 Does not claim: privacy; nor convergence for step sizes that do not decay.

@@ -106,7 +106,7 @@ def embracing(
 
     A block behind a client's first one that the client does not train is part of every step: it is held fixed and runs
     in evaluation mode (running statistics). A class that draws its blocks runs and differentiates the whole model in
-    training mode and keeps the changes of the drawn blocks alone. Such a class saves neither time nor memory, and
+    training mode and keeps the changes of the drawn blocks only. Such a class saves neither time nor memory, and
     normalizes by batch statistics throughout.
 
     Args:

@@ -29,8 +29,8 @@ def register_for_export() -> None:
         for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(one.name)
     modules = [module for name, module in sys.modules.items() if name.split(".")[0] in ("jaxfl", "optax")]
-    found = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
-    for kind in found:
+    classes = {value for module in modules for value in vars(module).values() if isinstance(value, type)}
+    for kind in classes:
         if issubclass(kind, tuple) and hasattr(kind, "_fields") and kind.__module__.startswith(("jaxfl.", "optax.")):
             with contextlib.suppress(ValueError):  # it is registered
                 jax.export.register_namedtuple_serialization(kind, serialized_name=_name(kind))

@@ -77,7 +77,7 @@ def fed_avg(
     """Federated averaging.
 
     Args:
-        task: the learning task; batch normalization and dropout are welcome. Private clients refuse both, and
+        task: the learning task; batch normalization and dropout are supported. Private clients refuse both, and
             private updates refuse batch normalization. Statistics are averaged like parameters, and a client's local
             steps start from the server's.
         clients: what an active client does, see `jaxfl.local_steps`.
@@ -158,10 +158,10 @@ def fed_avg(
         pseudo_gradient = jax.tree.map(jnp.negative, received.change)
         moves, new_optimizer = optimizer.update(pseudo_gradient, state.optimizer, state.params)
         # A server that receives no update keeps its state.
-        moves = jax.tree.map(lambda leaf: jnp.where(received.is_heard, leaf, 0), moves)
+        moves = jax.tree.map(lambda leaf: jnp.where(received.any_arrived, leaf, 0), moves)
         new_state = State(
             params=optax.apply_updates(state.params, moves),
-            optimizer=jax.tree.map(partial(jnp.where, received.is_heard), new_optimizer, state.optimizer),
+            optimizer=jax.tree.map(partial(jnp.where, received.any_arrived), new_optimizer, state.optimizer),
             model_state=received.model.model_state,
             round_index=k + 1,
         )

@@ -15,7 +15,7 @@ Y. Kang, Y. Liu, B. Niu, W. Wang, "Weighted Distributed Differential Privacy ERM
 Security 106, 2021; reference [38] where Chen, Wang, Zhang compare it with gradient tracking (section 4.3).
 
 A node averages its own noisy output, too. All that x^{k+1} depends on was therefore broadcast, and given the broadcasts
-before, o_j^k depends on the data through gamma g_j^k alone. The sizes D_j are public.
+before, o_j^k depends on the data through gamma g_j^k only. The sizes D_j are public.
 
 Differences from the paper: the mechanism is implemented as the comparison names it, not from the cited paper's own
 lines. Gradients are clipped per sample. Noise may be Gaussian. All nodes start from the same parameters.

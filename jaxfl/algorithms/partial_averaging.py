@@ -17,7 +17,7 @@ the first channels of every layer; with A empty, nodes train by themselves. Lee,
 1 and 3.
 
 Differences from the paper, which says only that models are partially synchronized every 10 local steps: batch
-statistics are averaged with their part; an optimizer's state is new in each round, as in `jaxfl.fed_avg`, so that
+statistics are averaged with their part; an optimizer's state is reset every round, as in `jaxfl.fed_avg`, so that
 averaging everything is federated averaging. (With momentum, the length of a round thus matters even to nodes that train
 by themselves.) The paper's weights are uniform.
 
@@ -80,7 +80,7 @@ def partial_averaging(
     """Local SGD at all nodes, and the average of a part.
 
     Args:
-        task: the learning task; batch normalization and dropout are welcome.
+        task: the learning task; batch normalization and dropout are supported.
         clients: what each node does in a round, see `jaxfl.local_steps`; where a part is averaged it neither clips
             nor adds noise. A node's weight is its share of the average.
         synchronized: the part that is averaged in each round. Names of `task.blocks`, for instance

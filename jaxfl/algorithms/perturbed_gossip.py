@@ -28,7 +28,7 @@ they vary with k. Gradients are clipped per sample. Noise may be Gaussian. All n
 
 Does not claim: a privacy guarantee. Noise and quantisation are the caller's choice. With gradients at x_i^k, as
 published, neighboring data sets make the points at which gradients are taken differ, and the returned state was never
-perturbed; with gradients at x~_i^k, given all that was broadcast, x_i depends on the data linearly through g_i alone.
+perturbed; with gradients at x~_i^k, given all that was broadcast, x_i depends on the data linearly through g_i only.
 """
 
 from __future__ import annotations

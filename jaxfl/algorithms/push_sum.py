@@ -125,7 +125,7 @@ def push_sum(
 
     Guarantees:
         - total mass preserved: the push-sum weights sum to n after every round.
-        - over any links mass is preserved: the weights sum to n, and the sum of x moves by the step alone.
+        - over any links mass is preserved: the weights sum to n, and the sum of x moves by the step only.
         - links that lose and round nothing change no bit.
         - on a doubly stochastic graph the weights stay 1 and the node mean follows the mean noisy gradient.
         - no noise, no clipping and one node give stochastic gradient descent.

@@ -97,7 +97,7 @@ def width_reduction(
 ) -> Algorithm:
     """HeteroFL, and with `ordered_dropout` FjORD.
 
-    Most tasks differ in their numbers of channels alone and need no `axis_groups`. Where an axis of a parameter holds
+    Most tasks differ only in their numbers of channels and need no `axis_groups`. Where an axis of a parameter holds
     several runs of channels one after the other, `axis_groups` says how many:
 
         cnn, p pixels left:   {"dense_1/kernel": {0: p}}, the flattened images, 7 * 7 for two convolutions of 28x28
@@ -135,7 +135,7 @@ def width_reduction(
         - with ordered dropout, each width has batch statistics of its own.
         - padding never contributes: a client trains on its own samples alone, each at most once in a step.
         - a client's batches and widths do not depend on who else is active.
-        - a client sends and receives its slice alone.
+        - a client sends and receives its slice only.
 
     Examples:
         >>> import jax, jax.numpy as jnp, numpy as np, optax, jaxfl

@@ -296,12 +296,14 @@ def _svg(draw: Callable[[Axes], None], title: str) -> str:
 
 def _pictures(folders: Sequence[Path]) -> str:
     """The pictures in the run directories, except the curves."""
-    found = [path for folder in folders for path in sorted(folder.glob("plots/*.png")) if path.name != _DRAWN_ELSEWHERE]
+    pictures = [
+        path for folder in folders for path in sorted(folder.glob("plots/*.png")) if path.name != _DRAWN_ELSEWHERE
+    ]
     return "".join(
         f'<figure><div class="scroll"><img alt="{escaped(path.stem)}" src="data:image/png;base64,'
         f'{base64.b64encode(path.read_bytes()).decode()}"></div>'
         f"<figcaption>{escaped(path.parent.parent.name)}: {escaped(path.stem.replace('_', ' '))}</figcaption></figure>"
-        for path in found
+        for path in pictures
     )
 
 
@@ -389,7 +391,7 @@ def _differences(shown: Sequence[Shown]) -> str:
 
 def _environments(folders: Sequence[Path]) -> str:
     """Versions and machine, with a column for each run."""
-    found = [_read(folder / "config.json").get("environment", {}) for folder in folders]
-    names = dict.fromkeys(name for environment in found for name in environment)
-    rows = [[name, *(environment.get(name, "–") for environment in found)] for name in names]
+    environments = [_read(folder / "config.json").get("environment", {}) for folder in folders]
+    names = dict.fromkeys(name for environment in environments for name in environment)
+    rows = [[name, *(environment.get(name, "–") for environment in environments)] for name in names]
     return table_of(["", *(folder.name for folder in folders)], rows) if names else ""

@@ -10,7 +10,7 @@ Each layer is traced for one sample, but not computed. The trace is the same for
 - Other operations: one for each number that arithmetic gives, and one for each that a pooling or a sum reads.
   Consecutive additions and multiplications by numbers that do not depend on the sample are one operation: a bias, a
   normalization with given statistics, or the last step of a mean, which belongs to its sum. Adding any other term to a
-  product is free: the accumulation starts from it. Moving data is free, and so is all that depends on parameters alone.
+  product is free: the accumulation starts from it. Moving data is free, and so is all that depends on parameters only.
 
 References: EmbracingFL (`jaxfl.embracing`), Tables 1 and 10, sections 4 and 6.2; DZOFL (`jaxfl.dzofl`), section V.
 """

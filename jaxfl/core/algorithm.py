@@ -82,7 +82,7 @@ class Algorithm(NamedTuple):
     Guarantees (tests/test_contract.py runs them for every row of tests/registry.py, the last
     tests/algorithms/test_float64.py):
         - state in and state out have the same structure, shapes and dtypes.
-        - a round is a function of (key, round index, state, data) alone.
+        - a round is a function of (key, round index, state, data) only.
         - no two leaves of a state share a buffer, so that its owner may donate it.
         - round equals update after draw.
         - with JAX_ENABLE_X64, params in float64 stay so and are not rounded to float32, or `init` refuses them.
@@ -102,11 +102,13 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.cache
     def kinds() -> dict[str, tuple[type, ...]]:
-        import optax  # which annotations name, and files import for type checkers alone
+        import optax  # which annotations name, and files import for type checkers only
 
         hints = typing.get_type_hints(build, localns={"optax": optax}).items()  # X or X | None
-        found = {name: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,) for name, hint in hints}
-        named = {name: kind for name, kind in found.items() if getattr(kind[0], "__name__", "") in _REMEDIES}
+        options = {
+            name: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,) for name, hint in hints
+        }
+        named = {name: kind for name, kind in options.items() if getattr(kind[0], "__name__", "") in _REMEDIES}
         return {name: kind for name, kind in named.items() if not any(map(typing.get_origin, kind))}
 
     signature = inspect.signature(build)

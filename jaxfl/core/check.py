@@ -39,7 +39,7 @@ class ArgumentError(ValueError):
         super().__init__(f"{argument}: {requirement}; {found}. {remedy}")
 
     def __reduce__(self) -> tuple[type[ArgumentError], tuple[str, str, str, str]]:
-        """Return the arguments for pickle. The method of exceptions would call `type(self)` with the message alone."""
+        """Return the arguments for pickle. The method of exceptions would call `type(self)` with the message only."""
         return type(self), (self.argument, self.requirement, self.found, self.remedy)
 
 

@@ -110,7 +110,7 @@ def on_shares(fn: Callable[..., Any]) -> Callable[..., Any]:
     sends all rows to all devices.
 
     Args:
-        fn: from arrays to arrays, all with the node axis first. Its result for a node depends on that node alone.
+        fn: from arrays to arrays, all with the node axis first. Its result for a node depends on that node only.
 
     Guarantees:
         - equals the function.

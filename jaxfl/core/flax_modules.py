@@ -17,7 +17,7 @@ from jaxfl.core.tree import with_new_arrays
 from jaxfl.core.types import Array, PyTree
 
 _BATCH: ContextVar[tuple[Array, bool] | None] = ContextVar("batch", default=None)
-"""Weights (b,) of the samples that a module trains on, and whether its statistics come from this batch alone."""
+"""Weights (b,) of the samples that a module trains on, and whether its statistics come from this batch only."""
 
 
 class Functions(NamedTuple):
@@ -26,7 +26,7 @@ class Functions(NamedTuple):
     Attributes:
         modes: names of the layers that make random numbers or batch statistics while they train.
         init: key -> parameters that train, a pure dict.
-        init_state: () -> batch statistics, a pure dict; empty for dropout alone.
+        init_state: () -> batch statistics, a pure dict; empty for dropout only.
         evaluate: (params, statistics, inputs (b, *sample)) -> outputs (b, ...), by running statistics, without dropout.
         train: (params, statistics or None, inputs, weights (b,), key) -> (outputs, new statistics), as for
             `Task.train_loss`.

@@ -2,7 +2,7 @@
 
 A run has one base key. A key for use is `fold_in(fold_in(base, purpose), round)`, then folded with the
 node. The purpose comes first, so that the key of a purpose without rounds (initialisation) can never equal
-the key of a round, and a round's numbers depend on (base key, round) alone. Node i's stream does not
+the key of a round, and a round's numbers depend on (base key, round) only. Node i's stream does not
 depend on how many nodes there are. No key is ever split.
 
 Runs that are compared start from the same parameters, and have batches and noise of their own. Runs with the same noise

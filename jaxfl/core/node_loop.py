@@ -196,7 +196,7 @@ def _in_shares(spread: Callable[..., Any], num_devices: int) -> Callable[..., An
     def run(*args: PyTree) -> PyTree:
         num_nodes = jax.tree.leaves(args)[0].shape[0]
         missing = -num_nodes % num_devices
-        if missing:  # the first node again, whose results are thrown away
+        if missing:  # the first node again, whose results are discarded
             args = jax.tree.map(lambda leaf: jnp.concatenate([leaf, *[leaf[:1]] * missing]), args)
         results = spread(*args)
         return jax.tree.map(lambda leaf: leaf[:num_nodes], results) if missing else results

@@ -89,7 +89,7 @@ def from_functions(
     Args:
         init: key -> params, a pytree of float32 arrays, of dictionaries or any registered class.
         loss: (params, inputs (b, *sample), labels (b, ...)) -> (b,) losses.
-        metrics: the same arguments -> dict of (b,) numbers; "loss" is added. Default: the loss alone.
+        metrics: the same arguments -> dict of (b,) numbers; "loss" is added. Default: the loss only.
         node_loop: see `jaxfl.core.node_loop`.
 
     Raises:
@@ -162,7 +162,7 @@ def from_flax(
         >>> sorted(task.init(jax.random.key(0)))
         ['bias', 'kernel']
     """
-    from flax import nnx  # takes half a second, for modules of flax alone
+    from flax import nnx  # takes half a second, for modules of flax only
 
     from jaxfl.core.flax_modules import functions_of
 

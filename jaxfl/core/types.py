@@ -106,10 +106,10 @@ class Task(NamedTuple):
             gradient is discarded under a clip norm.
         node_loop: how the engine runs this task over nodes, "vmap", "map" or "chunk:k", or one of these behind
             "devices:" (see `core.node_loop`).
-        init_state: () -> model state, a pytree of float32 arrays, empty for dropout alone; None without `train_loss`.
+        init_state: () -> model state, a pytree of float32 arrays, empty for dropout only; None without `train_loss`.
         train_loss: (params, model_state, inputs, labels, weights (b,), key) -> (losses (b,), new model_state) in
             training mode. Samples of weight 0 are padding: they do not count in batch statistics. Without a model state
-            (None) the new one is made of this batch alone. The key is consumed by dropout. None where training needs
+            (None) the new one is made of this batch only. The key is consumed by dropout. None where training needs
             neither.
         part: names of any blocks -> `Part`, how to train these and no others. None where there is no such way; then
             `params` is not necessarily a dict of blocks.

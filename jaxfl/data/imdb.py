@@ -71,7 +71,7 @@ def load_imdb(
 
     Guarantees:
         - an archive gives the same as its unpacked folder.
-        - the vocabulary is that of the training reviews alone.
+        - the vocabulary is that of the training reviews only.
     """
     check.at_least(_FIRST_WORD + 1, num_tokens=num_tokens)
     check.at_least(1, length=length)

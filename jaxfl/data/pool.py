@@ -148,7 +148,7 @@ def _sites(dataset: Dataset, num_nodes: int, seed: int) -> list[np.ndarray]:
 
 
 SCHEMES: dict[str, Callable[..., list[np.ndarray]]] = {  # (data set, nodes, seed), and the scheme's own number
-    "iid": lambda dataset, *asked: iid(len(dataset.train_labels), *asked),
+    "iid": lambda dataset, *rest: iid(len(dataset.train_labels), *rest),
     "dirichlet": lambda dataset, nodes, seed, *, alpha: dirichlet(dataset.train_labels, nodes, alpha, seed),
     "quantity": lambda dataset, nodes, seed, *, alpha: dirichlet(0 * dataset.train_labels, nodes, alpha, seed),
     "classes": lambda dataset, nodes, seed, *, classes_per_node: few_classes(

@@ -13,9 +13,9 @@ from jaxfl.frame.experiment import cases_of as cases_of
 from jaxfl.frame.experiment import few as few
 from jaxfl.frame.experiment import identity as identity
 from jaxfl.frame.experiment import programs as programs
+from jaxfl.frame.options import affects_statements_only as affects_statements_only
 from jaxfl.frame.options import flat as flat
-from jaxfl.frame.options import lay as lay
-from jaxfl.frame.options import stated as stated
+from jaxfl.frame.options import override as override
 from jaxfl.frame.options import traced as traced
 from jaxfl.frame.options import unsaved as unsaved
 from jaxfl.frame.records import Clients as Clients

@@ -41,7 +41,7 @@ from jaxfl.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.frame.selecting import ends_of, search_of
 from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.compilation_cache import compilation_cache
-from jaxfl.training.processes import several
+from jaxfl.training.processes import is_multiprocess
 from jaxfl.training.signals import TERMINATED, Stop
 
 
@@ -152,7 +152,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         return _say(f"stopped: {error}", 1, error)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            if not several():
+            if not is_multiprocess():
                 raise
             leave(_say(f"{GONE} ({str(error).splitlines()[0][:120]}){GOES_ON}", 1, error))
         return _say("stopped: the memory is exhausted. Take a smaller model, fewer nodes or a smaller batch.", 1, error)
@@ -229,11 +229,11 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
         names = ", ".join(experiment.presets) or "none"
         raise ArgumentError("--preset", "must name a preset", f"got {preset!r}", f"This experiment has: {names}.")
     is_search = search is not None
-    asked = request(experiment, changes, axes, preset, frame.get("baselines", ()), numbered=is_search)
+    whole = request(experiment, changes, axes, preset, frame.get("baselines", ()), numbered=is_search)
     if search is not None:
         at_ends = request(experiment, changes, [*others, ends], preset).rows
-        asked = asked._replace(search=search._replace(ranges=ranges, ends=at_ends))
-    return asked, frame.get("compilation_cache", EveryExperiment.compilation_cache)
+        whole = whole._replace(search=search._replace(ranges=ranges, ends=at_ends))
+    return whole, frame.get("compilation_cache", EveryExperiment.compilation_cache)
 
 
 def _refuse_repeats(axes: Sequence[Axis]) -> None:
@@ -272,7 +272,7 @@ def _print_presets(experiment: Experiment) -> None:
 
 
 def _show(experiment: Experiment, arguments: Sequence[str]) -> None:
-    """Print the presets, or the help with the values that the other arguments lay."""
+    """Print the presets, or the help with the values that the other arguments give."""
     if "--list-presets" in arguments:
         _print_presets(experiment)
     else:

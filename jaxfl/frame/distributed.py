@@ -73,7 +73,7 @@ class Distributed:
 
 @contextlib.contextmanager
 def silent_but_first() -> Iterator[None]:
-    """Process 0 alone writes to standard output."""
+    """Only process 0 writes to standard output."""
     if is_first():
         yield
         return

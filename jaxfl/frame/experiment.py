@@ -1,6 +1,6 @@
 """Definition of an experiment, and the way from its options to the rows of a comparison.
 
-Options are laid over each other: the base configuration, changes of the data set, of the preset, of the command line,
+Options are layered: the base configuration, changes of the data set, of the preset, of the command line,
 of the grid. A later overlay takes precedence over an earlier one. Options that nobody gave may follow from others
 (`Experiment.derived`).
 """
@@ -20,7 +20,7 @@ from jaxfl.core import Algorithm, ArgumentError, Array
 from jaxfl.data.columns import is_file, refuse_other_file
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, without
-from jaxfl.frame.options import UNSAID, flat, lay, options, refuse_out_of_range, text_of
+from jaxfl.frame.options import ABSENT, flat, options, override, refuse_out_of_range, text_of
 from jaxfl.frame.own_files import fitted, of_own_file, of_sites
 from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
@@ -60,7 +60,7 @@ class Row(NamedTuple):
         """The member of `BASELINES` that the row is; empty for a row that is compared."""
         return self.settings.get("baseline", "")
 
-    def sizes(self) -> list[int]:
+    def samples_per_node(self) -> list[int]:
         """Samples of every node, over all seeds."""
         data_of = self.config.clients.data(self.config.data)
         return np.concatenate([np.asarray(data_of(seed).sizes) for seed in self.seeds]).tolist()
@@ -226,14 +226,18 @@ def _baselines(experiment: Experiment, label: str, rows: Mapping[str, Row], resu
     own = [row for row in rows.values() if not row.baseline]
     compared = {key_of(row.config) for row in own}
     sources: dict[Any, list[tuple[Any, Row]]] = {}  # the options that count -> the baseline, and a row that it is of
-    made = [(lay(row.config, changes), row) for row in own if (changes := experiment.baselines[label](row)) is not None]
+    made = [
+        (override(row.config, changes), row) for row in own if (changes := experiment.baselines[label](row)) is not None
+    ]
     for config, row in made:
         if key_of(config) not in compared:
             sources.setdefault(key_of(config), []).append((config, row))
     if not sources:
-        told = f"{label} is among the rows, or exists for none of them", "Leave it out."
+        reasons = f"{label} is among the rows, or exists for none of them", "Leave it out."
         mute = "the rows have no noise", "Pass --target-epsilon, or leave it out."
-        raise ArgumentError("baselines", "must be further rows", *(mute if made and label == "without_noise" else told))
+        raise ArgumentError(
+            "baselines", "must be further rows", *(mute if made and label == "without_noise" else reasons)
+        )
     result = {}
     for pairs in sources.values():
         (config, first), settings = pairs[0], [row.settings for _, row in pairs]
@@ -284,14 +288,14 @@ def _overlays(
         layer = {**of_dataset(dataset).changes, **below[2].changes, **below[3].changes, **values}
         for name in _rivals(experiment, {*below[2].changes, *below[3].changes, *values}):
             layer.pop(name, None)
-        layer |= of_sites(lay(experiment.base, layer), {**below[2].changes, **below[3].changes, **values})
+        layer |= of_sites(override(experiment.base, layer), {**below[2].changes, **below[3].changes, **values})
         names = frozenset(layer)
-        config = fitted(lay(experiment.base, layer), names)
+        config = fitted(override(experiment.base, layer), names)
         for name, value in layer.items():
             refuse_out_of_range(name, value, table[name])
         for name, rule in experiment.derived.items():
             if name not in names:
-                config = fitted(lay(config, {name: rule(flat(config), names)}), names)
+                config = fitted(override(config, {name: rule(flat(config), names)}), names)
         return config
 
     return axes, config_of
@@ -324,7 +328,7 @@ def programs(
 ) -> dict[str, tuple[Callable[[Mapping[str, Array]], Algorithm], dict[str, float]]]:
     """Make each row's function that builds its algorithm under trace, and the numbers that it takes.
 
-    Rows that differ in traced options alone share one function, and with it one compiled program. A number that all
+    Rows that differ only in traced options share one function, and with it one compiled program. A number that all
     rows share is a constant of the program, and so is a value that switches a part off (0, None, infinity).
 
     Args:
@@ -348,7 +352,7 @@ def programs(
         differing = [option for option in numbers[first] if len({each[option] for each in numbers.values()}) > 1]
 
         def build(values: Mapping[str, Array], config: Any = rows[first].config) -> Algorithm:
-            return algorithm(lay(config, values))
+            return algorithm(override(config, values))
 
         for name, each in numbers.items():
             results[name] = build, {option: float(each[option]) for option in differing}
@@ -384,8 +388,8 @@ def identity(config: Any) -> dict[str, Any]:
     table = options(type(config))
     names = [name for name, option in table.items() if option.in_program and name not in _SAME_NUMBERS]
     values = counted(config, flat(config), names)
-    as_before = {name: table[name].before.get(value, value) for name, value in values.items()}
-    return {name: value for name, value in as_before.items() if value is not UNSAID}
+    as_before = {name: table[name].old_key_values.get(value, value) for name, value in values.items()}
+    return {name: value for name, value in as_before.items() if value is not ABSENT}
 
 
 def few(texts: Sequence[str], most: int = 12) -> list[str]:

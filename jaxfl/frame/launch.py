@@ -93,7 +93,7 @@ class Launch:
             >>> parameters["timeout_min"], parameters["gpus_per_node"], "slurm_partition" in parameters
             (90, 1, False)
         """
-        asked = {
+        limits = {
             "name": name,
             "timeout_min": self.slurm_minutes,
             "cpus_per_task": self.slurm_cpus,
@@ -102,7 +102,7 @@ class Launch:
             "slurm_partition": self.slurm_partition,
             "slurm_account": self.slurm_account,
         }
-        return {key: value for key, value in asked.items() if value is not None}
+        return {key: value for key, value in limits.items() if value is not None}
 
     def gpu_numbers(self) -> list[int]:
         """Numbers of the GPUs that local jobs share out: those that this process may use, or the first ones.

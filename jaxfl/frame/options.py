@@ -21,7 +21,7 @@ import tyro
 
 from jaxfl.core import ArgumentError, check
 
-UNSAID = object()
+ABSENT = object()
 _WORDS = {int: "an integer", float: "a number", str: "a text", types.NoneType: "None"}
 
 
@@ -33,7 +33,7 @@ class Option(NamedTuple):
     traced: bool  # a number that may differ between configurations of one compiled program
     saved: bool  # decides the results, and so stands in config.json
     in_program: bool  # decides what is compiled; budgets and deltas do not
-    before: Mapping[Any, Any] = {}  # value -> what stands for it in the key of random numbers
+    old_key_values: Mapping[Any, Any] = {}  # value -> what stands for it in the key of random numbers
 
 
 def traced(default: float | str | None) -> Any:
@@ -46,19 +46,19 @@ def unsaved(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"saved": False, "in_program": False})
 
 
-def stated(default: Any) -> Any:
+def affects_statements_only(default: Any) -> Any:
     """A field that decides statements, stops or pictures of a run, but not its program."""
     return dataclasses.field(default=default, metadata={"in_program": False})
 
 
-def since(default: Any, before: Mapping[Any, Any]) -> Any:
+def added_later(default: Any, old_key_values: Mapping[Any, Any]) -> Any:
     """A field that was added later: some of its values leave random numbers as they were without it.
 
     Args:
         default: its default.
-        before: value -> what stands for it in the key of random numbers, UNSAID for nothing.
+        old_key_values: value -> what stands for it in the key of random numbers, UNSAID for nothing.
     """
-    return dataclasses.field(default=default, metadata={"before": before})
+    return dataclasses.field(default=default, metadata={"old_key_values": old_key_values})
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def flat(config: Any) -> dict[str, Any]:
     return {name: getattr(getattr(config, option.record), name) for name, option in options(type(config)).items()}
 
 
-def lay(config: Any, changes: Mapping[str, Any]) -> Any:
+def override(config: Any, changes: Mapping[str, Any]) -> Any:
     """The configuration with other values of some options; a name that is no option is refused."""
     table = options(type(config))
     of_record: dict[str, dict[str, Any]] = {}

@@ -11,7 +11,7 @@ import numpy as np
 from jaxfl.data.columns import is_file
 from jaxfl.data.pool import FROM_LABELS, writers_of
 from jaxfl.data.sources import Dataset
-from jaxfl.frame.options import flat, lay
+from jaxfl.frame.options import flat, override
 
 FITTED = ("iid", "sites")  # partitions that tell the smallest node's samples without dealing
 _DEALT = ("iid", "quantity", "num_train")  # that deal by places in the whole table
@@ -74,7 +74,7 @@ def fitted(config: Any, given: Collection[str]) -> Any:
     if least is None:
         return config
     most = int(_SHARE * least * (1 - values.get("own_test", 0.0)))
-    return lay(config, {"batch_size": max(1, min(values["batch_size"], most))})
+    return override(config, {"batch_size": max(1, min(values["batch_size"], most))})
 
 
 @functools.lru_cache(maxsize=64)  # asked for once an option that follows from others

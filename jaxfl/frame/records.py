@@ -20,11 +20,11 @@ from jaxfl.frame.choose import Choice, choose, where
 from jaxfl.frame.distributed import PLACE, Distributed
 from jaxfl.frame.launch import Launch
 from jaxfl.frame.networks import NETWORKS, image_shape, with_node_loop
-from jaxfl.frame.options import UNSAID, since, stated, unsaved
+from jaxfl.frame.options import ABSENT, added_later, affects_statements_only, unsaved
 from jaxfl.training import Measure, Placement, evaluation_set, own_scores
 from jaxfl.training.case import EvaluationSet
 from jaxfl.training.hooks import check_tracker
-from jaxfl.training.processes import several
+from jaxfl.training.processes import is_multiprocess
 from jaxfl.training.publish import check_folder
 
 JOBS = (  # options of jobs and machines, a group of its own in --help
@@ -172,7 +172,7 @@ class Network:
     node_loop: str = "auto"
     """Loop of a round over nodes: vmap (all at once), map (one after the other), chunk:k (k at once: less memory), or
     auto: map for convolutions on a CPU, else vmap. devices:vmap, devices:map, devices:chunk:k use several devices."""
-    compute_dtype: Literal["float32", "bfloat16"] = since("float32", {"float32": UNSAID})
+    compute_dtype: Literal["float32", "bfloat16"] = added_later("float32", {"float32": ABSENT})
     """Number format in which layers compute. bfloat16 rounds their parameters and inputs, which is faster on hardware
     that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32."""
 
@@ -199,31 +199,31 @@ class Costs:
     """Assumed devices and links, from which simulated seconds and joules are computed; the defaults are DZOFL's
     (docs/costs.md). No model depends on them."""
 
-    operations_per_second: float = stated(4e9)
+    operations_per_second: float = affects_statements_only(4e9)
     """Operations per second of each node; 4e9 is one per cycle at 4 GHz."""
-    uplink_bits_per_second: float = stated(10e6)
+    uplink_bits_per_second: float = affects_statements_only(10e6)
     """Bits per second that each node sends."""
-    downlink_bits_per_second: float = stated(10e6)
+    downlink_bits_per_second: float = affects_statements_only(10e6)
     """Bits per second that each node receives; with inf receiving takes no time."""
-    slot_seconds: float = stated(0.125e-3)
+    slot_seconds: float = affects_statements_only(0.125e-3)
     """Shortest time on the air of a message, in seconds: one slot of 5G."""
-    transmit_dbm: float = stated(23.0)
+    transmit_dbm: float = affects_statements_only(23.0)
     """Power while a node sends, in dBm."""
-    downlink_watts: float = stated(0.0)
+    downlink_watts: float = affects_statements_only(0.0)
     """Power, in watts, spent while data are sent to a node; with 0 that energy is not counted."""
-    forward_bits: int = stated(16)
+    forward_bits: int = affects_statements_only(16)
     """Bits of a number in a forward pass, as the energy model counts it; computations do not depend on it."""
-    backward_bits: int = stated(32)
+    backward_bits: int = affects_statements_only(32)
     """Bits of a number in a backward pass, and of a stored activation, as the energy model counts them."""
-    mac_joules: float = stated(3.7e-12)
+    mac_joules: float = affects_statements_only(3.7e-12)
     """Energy, in joules, of one operation at backward_bits."""
-    energy_exponent: float = stated(1.25)
+    energy_exponent: float = affects_statements_only(1.25)
     """Exponent e: an operation at forward_bits takes mac_joules times (forward_bits / backward_bits)^e."""
-    dram_factor: float = stated(150.0)
+    dram_factor: float = affects_statements_only(150.0)
     """Energy of one access to DRAM, as a multiple of an operation's."""
-    mac_units: int = stated(64)
+    mac_units: int = affects_statements_only(64)
     """Multiply-accumulate units of a device, which compute side by side."""
-    sram_bits: float = stated(64e6)
+    sram_bits: float = affects_statements_only(64e6)
     """On-chip memory of a device, in bits; parameters and activations that do not fit go to DRAM."""
 
     def energy_model(self) -> channel.EnergyModel:
@@ -271,7 +271,7 @@ class Run(Launch, Distributed):
     seed: int = 0
     """Seed of model, partition, batches and noise; --seeds runs several. Batches and noise also depend on all options
     that decide what is computed, so that no two configurations share them."""
-    evaluate_every: int = stated(10)
+    evaluate_every: int = affects_statements_only(10)
     """Rounds between evaluations."""
     checkpoint_every: int = unsaved(10)
     """Evaluations between checkpoints."""
@@ -308,7 +308,7 @@ class Run(Launch, Distributed):
 
     def placement(self) -> Placement | None:
         """The requested devices; the devices of all processes where several train."""
-        num_devices = self.devices if self.devices is not None or not several() else jax.device_count()
+        num_devices = self.devices if self.devices is not None or not is_multiprocess() else jax.device_count()
         return None if num_devices is None else Placement(num_devices, self.shard)
 
     def check(self) -> None:
@@ -326,7 +326,7 @@ class Run(Launch, Distributed):
 class Publication:
     """Secret key and published folder of a private run; who knows a public seed can subtract the noise."""
 
-    seed_from_os: bool = stated(False)
+    seed_from_os: bool = affects_statements_only(False)
     """Draw model, batches and noise from a secret key that the operating system provides. The key lies in private/key
     of the run directory, for --resume, and in no published file."""
     publish: str | None = unsaved(None)

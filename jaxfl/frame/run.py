@@ -256,9 +256,9 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
             return "No run of the search ended with a result, so that none is selected."
         value = format_spread(winner["metric"], summary["cases"][winner["case"]].get(winner["metric"]))
         drawn = " ".join(f"{flag(name)} {drawn!r}" for name, drawn in winner["settings"].items())
-        told = f"Selected by {winner['metric'].replace('_', ' ')}: {drawn} ({value}). The choice is paid for, where"
+        text = f"Selected by {winner['metric'].replace('_', ' ')}: {drawn} ({value}). The choice is paid for, where"
         stated = [f"  {statement_text(one)}" for one in winner["privacy"]]
-        return "\n".join([f"{told} the other runs and their number stay secret:", *stated])
+        return "\n".join([f"{text} the other runs and their number stay secret:", *stated])
     compared, metric = _compared(request, ranking(summary, metrics)), deciding(summary, metrics)
     best, row = compared[0], request.rows[compared[0]]
     known = options(type(request.config))
@@ -271,8 +271,8 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
     command = f"{request.experiment.command} {shlex.join(words)}"
     entry = summary["cases"][best]
     value = ", ".join(filter(None, [format_spread(metric, entry.get(metric)), trouble(entry)]))
-    told = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}), to be had by"
-    return f"{told}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
+    text = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}); reproduce with"
+    return f"{text}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
 
 
 def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> dict[str, Case]:

@@ -117,7 +117,7 @@ def checked_search(
         if case.privacy is None or case.released or "dp_delta" not in inspect.signature(case.privacy).parameters:
             found = "nothing here has an epsilon" if case.privacy is None else _AT_ONE_DELTA
             raise ArgumentError(_NAME, "needs statements at every delta", found, "Leave it out.")
-        if not case.covered:
+        if not case.final_params_are_private:
             found = "no statement covers the parameters that are tested"
             raise ArgumentError(_NAME, "needs runs whose parameters are covered", found, "Leave it out.")
     stated = {
@@ -169,7 +169,7 @@ def winner_of(
 
 
 def _paid(search: Search, case: Case, stated: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The winner's proven statements, of those on its run alone."""
+    """The winner's proven statements, of those on its run only."""
     of_run = case.privacy
     assert of_run is not None
 

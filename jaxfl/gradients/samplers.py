@@ -168,7 +168,7 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
         (17, 89)
     """
 
-    from scipy.special import pdtrc  # a third of a second, for Poisson batches alone
+    from scipy.special import pdtrc  # a third of a second, for Poisson batches only
 
     # The survival function itself: scipy's inverse goes through 1 - p, which is 1 for such tails.
     def is_enough(capacity: int) -> bool:

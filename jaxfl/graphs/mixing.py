@@ -1,7 +1,7 @@
 """The mixing step x <- P^k x on trees whose leaves have the node axis first, in three exact forms.
 
 "dense" multiplies by the matrix, "circulant" adds shifted copies, "neighbors" gathers one in-neighbor of every node
-at a time. On finite values they differ in cost alone. A NaN or an infinity at one node reaches only its receivers under
+at a time. On finite values they differ in cost only. A NaN or an infinity at one node reaches only its receivers under
 "circulant" and "neighbors", which never multiply by the zeros of P, and every node under "dense".
 """
 

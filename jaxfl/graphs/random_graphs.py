@@ -28,7 +28,7 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
     """A strongly connected random directed graph with uniform weights (column stochastic; push-sum weights move).
 
     Each ordered pair of nodes is an edge with `edge_probability`, independently; graphs that are not strongly
-    connected are thrown away and drawn again.
+    connected are discarded and drawn again.
 
     Up to 16,384 nodes each pair has a coin, and the coins take n^2 bytes for a moment: 100 MB for 10,000 nodes. Above,
     the gaps between edges are drawn, with the same distribution: about 2 n log(n) numbers at edge probability
@@ -43,7 +43,7 @@ def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) ->
         ArgumentError: none of 100 draws was strongly connected, or the key is traced.
 
     Guarantees:
-        - the graph is a function of the arguments alone.
+        - the graph is a function of the arguments only.
 
     Examples:
         >>> graph = random_digraph(6, 0.4, key=0)

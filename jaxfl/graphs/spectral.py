@@ -127,9 +127,9 @@ def consensus_weights(weights: Any) -> np.ndarray:
         remedy = "Add edges until some node reaches all others."
         raise ArgumentError("weights", requirement, "no node's values reach all others", remedy)
     values = _weights(weights)
-    found = np.zeros(len(values))
-    found[roots] = len(values) * _stationary(values[np.ix_(roots, roots)])
-    return found
+    distances = np.zeros(len(values))
+    distances[roots] = len(values) * _stationary(values[np.ix_(roots, roots)])
+    return distances
 
 
 def _weights(weights: Any) -> np.ndarray:
@@ -175,7 +175,7 @@ def _stationary(moves: np.ndarray) -> np.ndarray:
     for k in range(last, 0, -1):
         moves[:k, k] /= moves[k, :k].sum()
         moves[:k, :k] += np.outer(moves[:k, k], moves[k, :k])
-    found = np.ones(len(moves))
+    weights = np.ones(len(moves))
     for k in range(1, len(moves)):
-        found[k] = found[:k] @ moves[:k, k]
-    return found / found.sum()
+        weights[k] = weights[:k] @ moves[:k, k]
+    return weights / weights.sum()

@@ -117,7 +117,7 @@ def complete(num_nodes: int) -> Graph:
 
 
 def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
-    """Node 0 exchanges with every other node; the others with node 0 alone.
+    """Node 0 exchanges with every other node; the others with node 0 only.
 
     Args:
         num_nodes: n, at least 1.

@@ -69,7 +69,7 @@ class Model(NamedTuple):
 
         Args:
             params: as `init` makes them.
-            state: as `init_state` makes it; None computes a new one from this batch alone.
+            state: as `init_state` makes it; None computes a new one from this batch only.
             inputs: (b, *sample), float32.
             weights: (b,), float32; samples of weight 0 are padding and do not count in batch statistics.
             key: typed; layer number i gets `leaf_key(key, i)`.

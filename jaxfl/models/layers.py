@@ -38,7 +38,7 @@ class Layer(NamedTuple):
         fills_caches: whether one node fills a CPU's caches, so that nodes run best one after the other there.
         init_state: () -> its state beside parameters, empty for dropout; None without `train`.
         train: (params or None, state, inputs (b, ...), weights (b,), key) -> (outputs, new state). Samples of weight 0
-            are padding. Without a state (None) the new one comes from this batch alone. None if training is `apply`.
+            are padding. Without a state (None) the new one comes from this batch only. None if training is `apply`.
         tapped: (params, inputs, tap or None) -> (outputs, factor inputs, pre-activations): `apply` with a tap added to
             the pre-activations, for a layer whose factors are not its inputs and the errors at its outputs; else None.
     """

@@ -89,7 +89,7 @@ class Account(NamedTuple):
     of releases by hand. All verbs speak of the worst node. Their arguments:
 
     - num_rounds: at least 0. Nothing is spent in 0 rounds.
-    - bound: "proven", or "published", which stands for the reconstructed one where a paper's could not be had. Of
+    - bound: "proven", or "published", which stands for the reconstructed one where a paper's could not be obtained. Of
       several claims at different deltas the last one counts, at a delta above 0.
     - neighboring_relation: default: the first that the bound is stated for. Others are refused.
 

@@ -180,8 +180,8 @@ def _gaussian(
         low, high = (middle, high) if gaussian_epsilon(middle, dp_delta) <= dp_epsilon else (low, middle)
     of_all = claimed.noise_std * math.sqrt(claimed.num_releases)
     smallest = (high * widest + (deviations + quantile(1 - POWER)) * width) * of_all / claimed.signal
-    found = gaussian_epsilon(max(0.0, measured / noise), dp_delta)
-    return Check("Gaussian epsilon", found, dp_epsilon, limit, limit > dp_epsilon, max(1.0, smallest))
+    measured_epsilon = gaussian_epsilon(max(0.0, measured / noise), dp_delta)
+    return Check("Gaussian epsilon", measured_epsilon, dp_epsilon, limit, limit > dp_epsilon, max(1.0, smallest))
 
 
 def _difference(sums: np.ndarray, included: np.ndarray) -> tuple[float, float]:

@@ -81,8 +81,10 @@ def noise_check(name: str, sum_of_squares: float, degrees: int, claimed_std: flo
         claimed_std: their standard deviation.
         significance: in (0, 1); half of it for each side.
     """
-    found = _gamma_check(name, sum_of_squares / claimed_std**2, degrees, 2 * degrees, 0.5, significance)
-    return found._replace(measured=claimed_std * found.measured, claimed=claimed_std, limit=claimed_std * found.limit)
+    result = _gamma_check(name, sum_of_squares / claimed_std**2, degrees, 2 * degrees, 0.5, significance)
+    return result._replace(
+        measured=claimed_std * result.measured, claimed=claimed_std, limit=claimed_std * result.limit
+    )
 
 
 def noise_checks(noise: Mapping[str, np.ndarray], claimed_std: float, counts: np.ndarray) -> list[Make]:
@@ -158,9 +160,9 @@ def _worst(name: str, tests: Sequence[_Tests]) -> Make:
     count = sum(one.chances.size for one in tests)
 
     def make(share: float) -> Check:
-        found = worst.check(tuple(map(int, place)), share / count)
+        result = worst.check(tuple(map(int, place)), share / count)
         smallest = min(one.check((0,) * one.chances.ndim, share / count).smallest_error for one in tests)
-        return found._replace(name=f"{name} ({found.name})", smallest_error=smallest)
+        return result._replace(name=f"{name} ({result.name})", smallest_error=smallest)
 
     return make
 

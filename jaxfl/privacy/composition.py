@@ -54,10 +54,10 @@ def compose(losses: Losses, num_times: int, dp_delta: float | None = None) -> Cu
     """
     tilt = 0.0 if dp_delta is None or not is_small(dp_delta, num_times) else _tilt(losses, num_times, dp_delta)
     tilted, log_moment = _tilted(losses, tilt)
-    found = sum_of_draws(tilted, num_times)
-    if found is None:
+    total = sum_of_draws(tilted, num_times)
+    if total is None:
         return None
-    lowest, composed = found
+    lowest, composed = total
     lowest += num_times * losses.lowest
     # The part of all losses above 0, at the grid points 0, 1, ...
     above = np.concatenate([np.zeros(lowest - 1), composed]) if lowest > 0 else composed[1 - lowest :]

@@ -99,8 +99,8 @@ def mixed_gaussian_epsilon(mus: np.ndarray, probabilities: np.ndarray, dp_delta:
         return math.inf
 
     def log_ratio(dp_epsilon: float) -> float:
-        found = float(np.sum(probabilities * gaussian_delta(dp_epsilon, mus)))
-        return math.log(max(found, 1e-300) / dp_delta)
+        delta = float(np.sum(probabilities * gaussian_delta(dp_epsilon, mus)))
+        return math.log(max(delta, 1e-300) / dp_delta)
 
     if largest == 0 or log_ratio(0.0) <= 0:
         return 0.0

@@ -108,16 +108,16 @@ def _integers(key: Array, size: int, bits: int) -> Array:
         return jnp.asarray(column).at[index].get(mode="promise_in_bounds")
 
     # |k| is the number of thresholds above the random number. The index knows it up to those in the number's own cell.
-    def search(step: Array, found: Array) -> Array:
-        further = found + (1 << (table.steps - 1 - step))
+    def search(step: Array, place: Array) -> Array:
+        further = place + (1 << (table.steps - 1 - step))
         less = jnp.zeros(size, bool)
         for word, column in zip(words[::-1], table.thresholds[::-1], strict=True):
             threshold = at(column, further)
             less = (word < threshold) | ((word == threshold) & less)
-        return jnp.where(less, further, found)
+        return jnp.where(less, further, place)
 
-    found = jax.lax.fori_loop(0, table.steps, search, at(table.above, _cell(words, table.indexed_bits)))
-    return jnp.where(negative == 1, -found, found)
+    place = jax.lax.fori_loop(0, table.steps, search, at(table.above, _cell(words, table.indexed_bits)))
+    return jnp.where(negative == 1, -place, place)
 
 
 def _cell(words: tuple[Array, ...], indexed_bits: int) -> Array:

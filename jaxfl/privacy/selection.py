@@ -1,4 +1,4 @@
-"""Private selection: what it costs to train a random number of times and to release the best run alone.
+"""Private selection: what it costs to train a random number of times and to release the best run only.
 
 A run of a private method with options drawn at random is itself a private mechanism. Repeated K times, with K drawn at
 random too, and with nothing released but the best of the K results, it stays private, at a cost that grows with the
@@ -128,7 +128,7 @@ def selected_epsilon(epsilon_at: Callable[[float], float], selected: Selection, 
 def selected_statement(
     stated: Mapping[str, Any], epsilon_at: Callable[[float], float], selected: Selection
 ) -> dict[str, Any]:
-    """The statement on the winner, of that on its run alone.
+    """The statement on the winner, of that on its run only.
 
     Args:
         stated: of the run, as in summary.json: "dp_epsilon", "dp_delta", "accountant", "assumptions", "mechanism".
@@ -141,11 +141,11 @@ def selected_statement(
         return dict(stated)
     how = f"{selected.distribution} with mean {selected.mean_runs:g}"
     kept = [text for text in stated["assumptions"] if text not in (ONE_RUN, UNPAID_CHOICE)]
-    found = selected_epsilon(epsilon_at, selected, stated["dp_delta"])
+    dp_epsilon = selected_epsilon(epsilon_at, selected, stated["dp_delta"])
     return {
         **{name: value for name, value in stated.items() if name not in ("asked", "dp_epsilon_median_node")},
-        "dp_epsilon": found if math.isfinite(found) else None,
-        "reason": None if math.isfinite(found) else "No finite epsilon is known at this delta.",
+        "dp_epsilon": dp_epsilon if math.isfinite(dp_epsilon) else None,
+        "reason": None if math.isfinite(dp_epsilon) else "No finite epsilon is known at this delta.",
         "accountant": f"{stated['accountant']}; private selection (Papernot and Steinke 2022, Koskela et al. 2024)",
         "mechanism": f"{stated['mechanism']}, the best of a random number of runs ({how})",
         "assumptions": [

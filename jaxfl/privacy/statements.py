@@ -54,7 +54,7 @@ _NO_PROTECTION = "so large that it protects nothing"
 class Statement(NamedTuple):
     """One guarantee, or why there is none."""
 
-    bound: str  # "published", "reconstructed" (our reading of a paper's formula that could not be had) or "proven"
+    bound: str  # "published", "reconstructed" (our reading of a paper's formula that could not be obtained) or "proven"
     dp_epsilon: float | None  # of the worst node
     dp_delta: float  # the largest of all nodes
     neighboring_relation: str  # of `RELATIONS`
@@ -91,7 +91,7 @@ def statement(
         gradients: what keeps one sample's gradient small; None where nothing does.
         setting: what the family of algorithms takes for granted.
         noise: how random numbers are made, and how exactly.
-        notes: what this statement alone rests on.
+        notes: what only this statement rests on.
         reason: why there is no epsilon; an infinite one has a reason by itself.
         node_epsilons, mechanism: as in `Statement`.
         num_records: samples, or clients, of the network that the statement protects; 0: unknown.
@@ -189,12 +189,12 @@ def statement_text(statement: Mapping[str, Any]) -> str:
         >>> statement_text({**proven, "dp_epsilon": None, "reason": "Nothing is clipped."})
         'no proven ε (zero out one sample, δ = 1e-05): Nothing is clipped.'
     """
-    ground, asked = _ground(statement), _ASKED if statement.get("asked") else ""
+    ground, prefix = _ground(statement), _ASKED if statement.get("asked") else ""
     if statement["dp_epsilon"] is None:
-        return f"{asked}no {statement['bound']} ε ({ground}): {statement.get('reason')}"
+        return f"{prefix}no {statement['bound']} ε ({ground}): {statement.get('reason')}"
     remarks = "".join(f", {remark}" for remark in _remarks(statement))
     mechanism = f"; {statement['mechanism']}" if statement.get("mechanism") else ""
-    return f"{asked}{_epsilon(statement, 4)} {statement['bound']} ({ground}{mechanism}{remarks})"
+    return f"{prefix}{_epsilon(statement, 4)} {statement['bound']} ({ground}{mechanism}{remarks})"
 
 
 def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -218,8 +218,8 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     groups: dict[str, dict[str, Mapping[str, Any]]] = {}
     for case, statements in privacy.items():
         for stated in statements:
-            asked = _ASKED if stated.get("asked") else ""
-            groups.setdefault(f"{asked}{stated['bound']} ({_ground(stated)})", {})[case] = stated
+            prefix = _ASKED if stated.get("asked") else ""
+            groups.setdefault(f"{prefix}{stated['bound']} ({_ground(stated)})", {})[case] = stated
     in_order = sorted(groups.items(), key=lambda group: not group[0].startswith(_ASKED))
     return [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in in_order] + simulation(privacy)
 
@@ -251,8 +251,8 @@ def rounded_down(value: float, digits: int) -> str:
 
 def _rounded(value: float, digits: int, rounding: str) -> str:
     """Round the shortest decimal form of `value` to this many significant digits."""
-    found = decimal.Context(prec=digits, rounding=rounding).create_decimal(repr(float(value)))
-    return f"{float(found):.{digits}g}"
+    rounded = decimal.Context(prec=digits, rounding=rounding).create_decimal(repr(float(value)))
+    return f"{float(rounded):.{digits}g}"
 
 
 def _ground(statement: Mapping[str, Any]) -> str:

@@ -87,8 +87,8 @@ class Case(NamedTuple):
             that ran, those after a seed's last line included.
         noise_stds: standard deviation of the noise on what each node sends, (n,), or (1,) for all, or () for none
             known: a column of sites.csv.
-        covered: whether the statements cover the nodes' last parameters, because these are computed from noisy
-            releases alone.
+        final_params_are_private: whether the statements cover the nodes' last parameters, because these are computed
+            from noisy releases only.
         max_rounds: most rounds that the privacy budget pays for; a seed ends there.
         budgets: cost (of `chunks.COSTS`, summed over rounds and nodes) -> most that may be spent. A seed ends, and is
             evaluated, at the end of the chunk (the rounds of one compiled call) in which a budget is reached.
@@ -115,7 +115,7 @@ class Case(NamedTuple):
     privacy: Callable[..., Sequence[Mapping[str, Any]]] | None = None
     released: tuple[str, ...] = ()
     noise_stds: tuple[float, ...] = ()
-    covered: bool = False
+    final_params_are_private: bool = False
     max_rounds: int | None = None
     budgets: Mapping[str, float] = {}
     ledger: Ledger | None = None

@@ -154,7 +154,7 @@ class Checkpoints:
             content = self._manager.restore(round_index, args=args)["record"]
         content = checked(content, {"owner": str, "arrays": dict, "record": dict})
         if content["owner"] != self._owner:
-            requirement = "must hold checkpoints of its own lanes alone"
+            requirement = "must hold checkpoints of its own lanes only"
             remedy = "Put back the checkpoint that belongs there, or remove this one; then resume again."
             raise ArgumentError("out", requirement, f"{step} is of other lanes or of another run", remedy)
         stored, expected = content["arrays"], dict(_named_leaves(structure))
@@ -185,10 +185,10 @@ class Checkpoints:
     def _refuse_form(self, stored: Mapping[str, Any], expected: Mapping[str, Any], round_index: int) -> None:
         """ArgumentError where leaves, shapes or dtypes differ from those that are expected."""
         wanted = {name: _form(leaf) for name, leaf in expected.items() if leaf.size}
-        found = {name: [dtype, shape] for name, (dtype, shape, _) in stored.items()}
-        for name in (*wanted, *(name for name in found if name not in wanted)):
-            if found.get(name) != wanted.get(name):
-                where = f"the checkpoint of round {round_index} in {self._directory} has {_shown(found.get(name))}"
+        entries = {name: [dtype, shape] for name, (dtype, shape, _) in stored.items()}
+        for name in (*wanted, *(name for name in entries if name not in wanted)):
+            if entries.get(name) != wanted.get(name):
+                where = f"the checkpoint of round {round_index} in {self._directory} has {_shown(entries.get(name))}"
                 remedy = "Resume with the program that wrote it, or start again with another out."
                 raise ArgumentError(f"state{name}", f"must be {_shown(wanted.get(name))}", where, remedy)
 

@@ -104,10 +104,10 @@ def _machine() -> str:
     kept = ("model name", "flags", "Features", "CPU implementer", "CPU part")  # of x86, and of Arm
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found = sorted({line for line in lines if line.partition(":")[0].strip() in kept})
+        processors = sorted({line for line in lines if line.partition(":")[0].strip() in kept})
     except OSError:
-        found = [platform.processor()]
-    return f"{platform.machine()}-{zlib.crc32(chr(10).join(found).encode()):08x}"
+        processors = [platform.processor()]
+    return f"{platform.machine()}-{zlib.crc32(chr(10).join(processors).encode()):08x}"
 
 
 def _give_times(folder: Path) -> None:

@@ -71,7 +71,7 @@ def write_params(
 def load_params(
     run: RunDirectory | str | os.PathLike[str], case: str, seed: int, *, node: int | str | None = None
 ) -> PyTree:
-    """The parameters with which a case and seed of a run ended, from the run's folder alone.
+    """The parameters with which a case and seed of a run ended, from the run's folder only.
 
     Args:
         run: the folder, or what `open_run` and `read_run` give.

@@ -126,12 +126,15 @@ def refuse_difference(found: Any, given: Any, path: Path, key: str = "", words: 
             inner = f"{key}.{name}" if key else name
             refuse_difference(found.get(name, _Absent), given.get(name, _Absent), path, inner, words)
     elif found is not given and found != given:
-        told, remedy = f"{path} has {_shown(found)}, this call has {_shown(given)}", f"Pass {_shown(found)}, or start"
+        difference, remedy = (
+            f"{path} has {_shown(found)}, this call has {_shown(given)}",
+            f"Pass {_shown(found)}, or start",
+        )
         if key in words and _Absent not in (found, given):
-            told, remedy = f"{words[key]} are other data than in {path}", "Bring the same data, or start"
+            difference, remedy = f"{words[key]} are other data than in {path}", "Bring the same data, or start"
         remedy = "Start" if found is _Absent else remedy
         requirement = "must be as in the run that is resumed"
-        raise ArgumentError(key, requirement, told, f"{remedy} a new run with another out.")
+        raise ArgumentError(key, requirement, difference, f"{remedy} a new run with another out.")
 
 
 class _Absent:

@@ -2,7 +2,7 @@
 
 Chunks of rounds alternate with evaluations. After an evaluation the lines of all lanes are flushed to disk together,
 then the checkpoint is begun: for every checkpoint that a later process finds, the lines up to it are there. A lane that
-diverges, or spends a budget, ends with its reason, and the others go on. Later results of this lane are thrown away.
+diverges, or spends a budget, ends with its reason, and the others go on. Later results of this lane are discarded.
 Budgets are checked at evaluations and, between two of them, every `Case.rounds_per_call` rounds: a call of the compiled
 program ends there for all lanes.
 
@@ -48,7 +48,7 @@ from jaxfl.training.lane_record import LaneRecord
 from jaxfl.training.measures import flatten_scores, node_scores, refuse_bad_scores
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED
 from jaxfl.training.passes import Pass
-from jaxfl.training.processes import any_process, least, on_first, several
+from jaxfl.training.processes import any_process, is_multiprocess, least, on_first
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.signals import Stop, Stopped
 from jaxfl.training.summary import WHOLE
@@ -111,7 +111,7 @@ class Lockstep:
         # The time of a first round decides how many make a call, unless the case says it.
         self._at_once = None if program.case.chunk_rounds is None else self._most
         # Devices of a CPU share its threads: collectives of two programs would wait for each other.
-        in_turn = several() or (is_cpu() and len(compiled.rounds.input_shardings[0][3].device_set) > 1)
+        in_turn = is_multiprocess() or (is_cpu() and len(compiled.rounds.input_shardings[0][3].device_set) > 1)
         self._reads_at_once = in_turn or hook is not None or any(lane.case.budgets for lane in lanes)
         self._saved = self._read = time.perf_counter()
 
@@ -356,8 +356,8 @@ class Lockstep:
         self._progress.note(", ".join(f"{name.replace('_', ' ')} {lines[-1][name]:.4g}" for name in shown))
         if self._hook is None:
             return
-        asked = on_first(lambda hook: [bool(hook(evaluation_of(line))) for line in lines])(self._hook)
-        for record in itertools.compress(written, asked):
+        ends = on_first(lambda hook: [bool(hook(evaluation_of(line))) for line in lines])(self._hook)
+        for record in itertools.compress(written, ends):
             if round_index < record.lane.case.last_round:
                 self._end(record, "stopped_early", f"the hook asked for it after round {round_index}")
 

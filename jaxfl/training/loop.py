@@ -24,7 +24,7 @@ from jaxfl.training.json_files import jsonable, write_json
 from jaxfl.training.lanes import Lane
 from jaxfl.training.lockstep import Lockstep, SaveTimes
 from jaxfl.training.passes import Records, lanes_of, prepare
-from jaxfl.training.processes import any_process, is_first, on_first, several
+from jaxfl.training.processes import any_process, is_first, is_multiprocess, on_first
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.run_directory import PRIVACY, RunDirectory, held
 from jaxfl.training.signals import Stop, Stopped
@@ -53,7 +53,7 @@ def train(
     before any work is lost. Nothing is compiled twice.
 
     Args:
-        cases: name -> what to train. Those that differ in numbers and seeds alone share one compiled program and run
+        cases: name -> what to train. Those that differ only in numbers and seeds share one compiled program and run
             in lockstep.
         run: from `open_run`; a resumed run continues from its newest checkpoints and skips what has ended.
         checkpoint_every: evaluations between checkpoints; the last state is always saved.
@@ -190,7 +190,7 @@ def _conclude(
 def _refuse_alone(cases: Mapping[str, Case]) -> None:
     """Refuse several processes where each would train everything by itself."""
     for name, case in cases.items():
-        if several() and case.placement is None:
+        if is_multiprocess() and case.placement is None:
             requirement, found = "must say what several processes share", f"{name} has none"
             remedy = f"Pass Placement({jax.device_count()}), or Placement({jax.device_count()}, 'lanes')."
             raise ArgumentError("placement", requirement, found, remedy)

@@ -273,7 +273,7 @@ def stationarity(task: Task, most_samples: int, *, at_nodes: bool = False) -> Me
 
     Guarantees:
         - the squared norm is that of the mean gradient, 0 at a minimum of F.
-        - model state is held fixed: the gradient is with respect to parameters alone.
+        - model state is held fixed: the gradient is with respect to parameters only.
     """
     at_least(1, most_samples=most_samples)
 

@@ -80,7 +80,7 @@ class PassDirectory:
         content = self._read(END, {"lanes": list, "metrics": list, "owner": str})
         if content["owner"] != self.owner:
             found = f"{self.path / END} is of other lanes or of another run"
-            raise ArgumentError("out", "must hold passes of its own lanes alone", found, _RESTORE)
+            raise ArgumentError("out", "must hold passes of its own lanes only", found, _RESTORE)
         self.check_lines(content["metrics"], exactly=True)
         return dict(zip(self.lanes, content["lanes"], strict=True))
 

@@ -25,7 +25,7 @@ from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.lanes import Lane, Strategy, Uploads
 from jaxfl.training.pass_directory import PassDirectory
 from jaxfl.training.peak_memory import CHECKPOINT_SHARE, peak_text, require_memory
-from jaxfl.training.processes import least, on_all, on_first, several
+from jaxfl.training.processes import is_multiprocess, least, on_all, on_first
 from jaxfl.training.program import Compiled, Program
 from jaxfl.training.progress import ProgressReport
 from jaxfl.training.run_directory import RunDirectory
@@ -272,7 +272,7 @@ def as_recorded(program: Program, begun: Mapping[str, Any]) -> Strategy:
     """
     slots, shares = begun["slots"], program.case.num_node_shares
     devices = max(number for number in range(1, program.max_devices + 1) if slots % number == 0) if slots > 1 else 1
-    if several() and devices < program.max_devices and shares == 1:
+    if is_multiprocess() and devices < program.max_devices and shares == 1:
         found, remedy = f"the run has {slots} slots for {program.max_devices} devices", "Resume with as many devices."
         raise ArgumentError("devices", "must divide the slots of a run that is resumed", found, remedy)
     each = slots // devices
@@ -285,7 +285,7 @@ def _strategy(program: Program, lanes: int, at_once: int) -> Strategy:
     shares = program.case.num_node_shares
     if lanes == 1:
         return Strategy(num_slots=1, at_once=1, num_node_shares=shares)
-    devices = program.max_devices if several() else min(program.max_devices, lanes)
+    devices = program.max_devices if is_multiprocess() else min(program.max_devices, lanes)
     each = -(-lanes // devices)  # lanes of a device
     groups = -(-each // min(at_once, each))
     at_once = -(-each // groups)

@@ -63,10 +63,10 @@ def predicted_peak(
 
 def _working_bytes(program: Executable) -> int:
     """Temporaries, and results that are not written over a donated argument."""
-    found = program.memory_analysis()
-    if found is None:  # a backend that does not report it
+    analysis = program.memory_analysis()
+    if analysis is None:  # a backend that does not report it
         return 0
-    return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
 
 
 def require_memory(case: str, peak: PeakMemory, state: PyTree, task: Task) -> None:

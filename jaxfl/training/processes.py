@@ -1,6 +1,6 @@
 """Several processes that train one run together, started by `jax.distributed.initialize`.
 
-All of them make the same calls in the same order, on a disk that they have in common. Process 0 alone writes, and
+All of them make the same calls in the same order, on a disk that they have in common. Only process 0 writes, and
 decides by clocks and signals (`on_first`); all of them read files (`on_all`). Both end in an exchange: no process goes
 on before the others are there, and a failure of one ends all. With a single process, every function here does the same
 for that process and sends nothing.
@@ -32,18 +32,18 @@ _OF_ANOTHER = "of_another_process"  # attribute of an exception
 _at_work = threading.local()  # whether this thread is in a call of `on_first` or `on_all`
 
 
-def several() -> bool:
+def is_multiprocess() -> bool:
     """True if more than one process trains. With a single process this starts no backend of JAX."""
     return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
 def is_first() -> bool:
     """True if this is process 0, which writes files and messages."""
-    return not several() or jax.process_index() == 0
+    return not is_multiprocess() or jax.process_index() == 0
 
 
 def on_first(call: Callable[_P, _T]) -> Callable[_P, _T]:
-    """A function whose body process 0 alone runs. All get its result, which JSON can hold, or its exception.
+    """A function whose body only process 0 runs. All get its result, which JSON can hold, or its exception.
 
     Inside such a function, or one of `on_all`, both decorators only call.
 
@@ -94,7 +94,7 @@ def any_process(flag: bool) -> bool:
 
 def least(value: float) -> float:
     """The least of all processes' values, in float32 where there are several."""
-    return float(np.min(multihost_utils.process_allgather(np.float32(value)))) if several() else value
+    return float(np.min(multihost_utils.process_allgather(np.float32(value)))) if is_multiprocess() else value
 
 
 def of_another_process(error: BaseException) -> bool | None:
@@ -127,7 +127,7 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
 
 def _agreed(call: Callable[[], Any], *, is_told: bool) -> Any:
     """The call's own result, or process 0's with `is_told`. If a process fails, raise the first one's exception."""
-    if not several() or getattr(_at_work, "now", False):
+    if not is_multiprocess() or getattr(_at_work, "now", False):
         return call()
     result, failure, text = None, None, ""
     _at_work.now = True

@@ -1,4 +1,4 @@
-"""Compiled program of the lanes of a sweep: one for all cases and seeds that differ in numbers alone.
+"""Compiled program of the lanes of a sweep: one for all cases and seeds that differ in numbers only.
 
 A lane is one case with one seed. The state of all lanes is stacked on a leading axis. Only `round_index` is shared,
 so that a branch on it stays a branch: `vmap` would compute both sides. Inside the one executable the lanes are computed
@@ -39,7 +39,7 @@ from jaxfl.training.lanes import (
 )
 from jaxfl.training.measures import test_scores
 from jaxfl.training.peak_memory import PeakMemory, predicted_peak
-from jaxfl.training.processes import fetched, put, several
+from jaxfl.training.processes import fetched, is_multiprocess, put
 from jaxfl.training.sharding import LANES, node_mesh, node_shardings, share_shapes, tracing_over
 
 
@@ -105,7 +105,7 @@ class Program:
         placement = self.case.placement
         if placement is not None:
             num_devices = placement.num_devices if placement.shard == LANES else 1
-            return num_devices if several() else min(num_devices, len(self.lanes))
+            return num_devices if is_multiprocess() else min(num_devices, len(self.lanes))
         if len(self.lanes) == 1 or not is_cpu() or self.case.task.node_loop.startswith("devices:"):
             return 1
         return min(jax.local_device_count(), len(self.lanes))
@@ -233,8 +233,8 @@ class Program:
         init, rounds, evaluate = self._functions(strategy)
         # Shardings are given for every leaf: an empty leaf would otherwise come back in another one. They are not part
         # of the state's shapes: zeros_like of a leaf that a loop over devices closes over would ask for it there.
-        told = strategy.sharding() if several() else None  # where other processes hold parts of the results
-        taken, given = ((None, shardings), (shardings, told)) if shardings is not None else ((None, None), None)
+        placed = strategy.sharding() if is_multiprocess() else None  # where other processes hold parts of the results
+        taken, given = ((None, shardings), (shardings, placed)) if shardings is not None else ((None, None), None)
         jitted = jax.jit(rounds, donate_argnums=1, in_shardings=(*taken, None, None), out_shardings=given)
         with tracing_over(strategy.num_node_shares):
             lowered = jitted.lower(values, state, tables.data, np.int32(0))
@@ -244,7 +244,7 @@ class Program:
             parts = [pool.submit(lowered.compile)]  # first the part that takes longest
             lowered = jax.jit(init, out_shardings=shardings).lower(values, tables.data)
             parts.append(pool.submit(lowered.compile))
-            jitted = jax.jit(evaluate, in_shardings=(*taken, None), out_shardings=told)
+            jitted = jax.jit(evaluate, in_shardings=(*taken, None), out_shardings=placed)
             parts.append(pool.submit(jitted.lower(values, state, tables.arrays).compile))
         copies, divided = strategy.num_devices if is_cpu() else 1, strategy.num_devices > 1
         if self._replicated is not None and is_cpu():  # a CPU's devices share one memory

@@ -107,6 +107,6 @@ class ProgressReport:
             return
         self._last_line = time.perf_counter()
         done = [f"round {self._part_done}/{self._part_total}"] if self._part_total else []
-        told, rate = ", ".join([*done, *filter(None, [self._note])]), self._rate()
-        rate = f" ({rate})" if told and rate else rate
-        self._console.print(f"{self._label}: {told}{rate}", soft_wrap=True, markup=False)
+        text, rate = ", ".join([*done, *filter(None, [self._note])]), self._rate()
+        rate = f" ({rate})" if text and rate else rate
+        self._console.print(f"{self._label}: {text}{rate}", soft_wrap=True, markup=False)

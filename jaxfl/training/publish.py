@@ -123,7 +123,7 @@ def _words(path: Path) -> bytes:
     if words and os.name == "posix" and path.stat().st_mode & 0o077:
         found = f"it has mode {path.stat().st_mode & 0o777:04o}"
         remedy = f"chmod 600 {path}, if nobody else has read it; else start again with another out."
-        raise ArgumentError("seed_from_os", f"{path} must be readable by its owner alone", found, remedy)
+        raise ArgumentError("seed_from_os", f"{path} must be readable by its owner only", found, remedy)
     if len(words) != 8:
         remedy = "Restore the file, or start again with another out."
         raise ArgumentError("seed_from_os", f"needs the run's key in {path}", "there is none", remedy)
@@ -245,7 +245,7 @@ def _uncovered(case: Case, row: Mapping) -> str | None:
         return "has a public seed"
     if not any(stated["dp_epsilon"] is not None for stated in proven):
         return "has no proven epsilon"
-    if not case.covered:
+    if not case.final_params_are_private:
         return "ends with parameters that no statement covers"
     ended = next((status for status in row["status"] if status not in _PUBLISHED), None)
     if ended is not None:

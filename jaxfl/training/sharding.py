@@ -18,7 +18,7 @@ from jaxfl.core import ArgumentError, FederatedData, PyTree
 from jaxfl.core.check import at_least, one_of
 from jaxfl.core.devices import NODES, node_mesh, on_one_device
 from jaxfl.core.types import PoolParts
-from jaxfl.training.processes import put, several
+from jaxfl.training.processes import is_multiprocess, put
 
 LANES = "lanes"
 """The axis of a mesh over which the lanes of a sweep lie."""
@@ -51,7 +51,7 @@ class Placement(NamedTuple):
             remedy = "On a CPU set JAX_NUM_CPU_DEVICES before Python starts."
             found = f"got {self.num_devices}, but JAX has {there}"
             raise ArgumentError("devices", "must be at most the devices of JAX", found, remedy)
-        if several() and self.num_devices < there:
+        if is_multiprocess() and self.num_devices < there:
             found = f"got {self.num_devices}, but {jax.process_count()} processes have {there}"
             raise ArgumentError("devices", "must be those of all processes", found, f"Pass {there}, or leave it out.")
         if num_nodes % self.num_node_shares:

@@ -68,8 +68,8 @@ def site_rows(
 def _beside(lane: Lane, lanes: Sequence[Lane]) -> tuple[str, int]:
     """Label of the lane with the same seed and the most options in common; ("", seed) if there is none."""
     own = lane.case.settings.items()
-    found = [other for other in lanes if other.seed == lane.seed]
-    return max(found, key=lambda other: len(own & other.case.settings.items()), default=lane._replace(name="")).label
+    others = [other for other in lanes if other.seed == lane.seed]
+    return max(others, key=lambda other: len(own & other.case.settings.items()), default=lane._replace(name="")).label
 
 
 def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table | None:

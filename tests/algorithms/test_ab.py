@@ -24,9 +24,9 @@ def test_reaches_the_minimum_of_the_mean_loss_from_uneven_degrees_and_is_trackin
         lambda learner, state, count: jax.lax.scan(lambda s, _: learner.round(key, s, data), state, length=count)[0],
         static_argnums=(0, 2),
     )
-    found = rounds(learner, learner.init(key, data), 600).params
+    actual = rounds(learner, learner.init(key, data), 600).params
     minimum = np.linalg.lstsq(np.asarray(data.inputs, float), np.asarray(data.labels, float))[0]
-    np.testing.assert_allclose(found, np.broadcast_to(minimum, (NODES, 3)), atol=1e-4)
+    np.testing.assert_allclose(actual, np.broadcast_to(minimum, (NODES, 3)), atol=1e-4)
     schedule = TrackingSchedule(1.0, 1.0, 0.05, 4, np.zeros(9), np.zeros(9))
     weights = {"state_weights": ROWS, "tracker_weights": COLUMNS}
     tracking = jaxfl.gradient_tracking(task, **weights, schedule=schedule, clip_norm=None)

@@ -281,8 +281,8 @@ def test_one_sample_moves_the_three_numbers_by_at_most_the_stated_bounds():
         indices = jnp.stack([jnp.stack([0, 1, third, 6]), jnp.array([0, 1, 2, 6])]).astype(jnp.int32)
         draws = ConstantsDraws(indices, jnp.zeros(2, jnp.int32), jnp.zeros((2, 3)))
         unknown = jnp.zeros(2, jnp.float32)
-        found, _ = constants.estimate(task, data, draws, aggregation, Constants(unknown, unknown, unknown))
-        return found.rho[0] * distance, found.beta[0] * distance, found.xi[0]
+        actual, _ = constants.estimate(task, data, draws, aggregation, Constants(unknown, unknown, unknown))
+        return actual.rho[0] * distance, actual.beta[0] * distance, actual.xi[0]
 
     change = np.abs(np.array(estimated(6)) - np.array(estimated(2)))
     bounds = np.array([PRIVATE["loss_bound"], 2 * PRIVATE["clip_norm"], PRIVATE["clip_norm"]]) / 3

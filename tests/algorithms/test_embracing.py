@@ -117,8 +117,8 @@ def test_follows_the_papers_lines(sampling, platform):
         momentum=options.get("momentum", 0.0),
         weight_decay=options.get("weight_decay", 0.0),
     )
-    found = flat(as_float64(algorithm.node_params(state), 0))
-    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    actual = flat(as_float64(algorithm.node_params(state), 0))
+    assert np.linalg.norm(actual - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
     np.testing.assert_allclose(infos.loss, losses, rtol=1e-4)
     used, bits = np.zeros((ROUNDS, len(SIZES)), int), np.zeros((ROUNDS, len(SIZES)))
     for number, active in enumerate(rounds):
@@ -185,13 +185,13 @@ def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm)
 
         return part._replace(features=None, features_train=None, train_loss=train_loss)
 
-    found, weak = [], {"client_class": np.zeros(7, int), "num_active": 2, "trained_blocks": (("dense_3",),)}
+    actual, weak = [], {"client_class": np.zeros(7, int), "num_active": 2, "trained_blocks": (("dense_3",),)}
     for one in (task, task._replace(part=recomputing)):
         algorithm = two_classes(one, **weak, frozen_batch_norm=frozen_batch_norm)
         state, info = jax.jit(algorithm.update)(started(algorithm, data), data, draws_of(0, 4))
         assert info.forward_evaluations.any() == (one is task)  # what is recomputed is part of a step
-        found.append((state, info.plus(forward_evaluations=np.int32(0))))
-    assert_same(*found, rtol=1e-5, atol=1e-6)
+        actual.append((state, info.plus(forward_evaluations=np.int32(0))))
+    assert_same(*actual, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("frozen_batch_norm", ["running", "batch"])

@@ -83,8 +83,8 @@ def test_follows_the_papers_lines(case):
     }
     x0 = as_float64(algorithm.node_params(start(algorithm, KEY, data)), 0)
     x, losses = reference_fed_avg(x0, samples, rounds, server(), **reference_options, **local)
-    found = flat(as_float64(algorithm.node_params(state), 0))
-    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    actual = flat(as_float64(algorithm.node_params(state), 0))
+    assert np.linalg.norm(actual - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
     np.testing.assert_allclose(infos.loss, losses, rtol=1e-4)
     used = np.zeros((ROUNDS, len(SIZES)), int)
     for number, active in enumerate(rounds):

@@ -98,5 +98,5 @@ def test_params_in_float64_are_not_rounded_to_float32(outcomes_of):
     }
     assert {kind.split()[0] for _, kind in computed} == {"plain", "clipped", "saga"}
     assert len(computed) >= 11
-    assert {case: found for case, found in computed.items() if found} == {}
+    assert {case: actual for case, actual in computed.items() if actual} == {}
     assert outcomes_of["error"] < 1e-12

@@ -118,8 +118,8 @@ def test_exchanges_follow_the_loop(name, kind):
         for d in done.draws
     ]
     references = plain_gradients(uneven_data(), BATCH, CLIP_NORM, 2)
-    found = loop(x0, graph.mixing_matrices, references, STEP_SIZE, rounds, quantize)
-    x, weight, z = found if name == "push_sum" else (found, None, None)
+    actual = loop(x0, graph.mixing_matrices, references, STEP_SIZE, rounds, quantize)
+    x, weight, z = actual if name == "push_sum" else (actual, None, None)
     last = done.states[-1]
     assert relative_error(last.params, x) < 5e-5, "weights of 0.05 enlarge rounding"
     if weight is not None:
@@ -231,8 +231,8 @@ def test_federated_averaging_follows_the_loop(kind):
     local = {"step_size": 0.2, "momentum": 0.0, "weight_decay": 0.0}
     x0 = as_float64(algorithm.node_params(done.states[0]), 0)
     x = reference.fed_avg(x0, node_samples(data), rounds, server(), quantize, **local)
-    found = flat(as_float64(algorithm.node_params(done.states[-1]), 0))
-    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    actual = flat(as_float64(algorithm.node_params(done.states[-1]), 0))
+    assert np.linalg.norm(actual - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
 
 
 def test_a_lost_model_that_is_not_finite_does_not_count():

@@ -172,9 +172,11 @@ def test_what_is_synchronized_is_equal_and_the_rest_is_the_nodes_own(part):
     assert not shared(by_node(variables(state))).any(), (
         "nodes must have nothing in common for this test to mean something"
     )
-    alone, found = by_node(variables(own)), by_node(variables(new))
-    np.testing.assert_array_equal(found[:, ~is_part], alone[:, ~is_part])
-    np.testing.assert_allclose(found[:, is_part], np.tile(alone[:, is_part].mean(axis=0), (4, 1)), rtol=1e-5, atol=1e-6)
+    alone, actual = by_node(variables(own)), by_node(variables(new))
+    np.testing.assert_array_equal(actual[:, ~is_part], alone[:, ~is_part])
+    np.testing.assert_allclose(
+        actual[:, is_part], np.tile(alone[:, is_part].mean(axis=0), (4, 1)), rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_array_equal(info.bits_sent, np.full(4, 32 * is_part.sum()))
     assert 0 < is_part.sum() < is_part.size
 

@@ -174,8 +174,8 @@ def test_an_optimizer_comes_behind_the_noise(constructor, reference, graph, case
     algorithm = learner(constructor, graph, case, **options)
     run, rounds = engine_run(algorithm, jax.random.key(6), data)
     x0 = each(run.states[0].params)
-    found = reference(x0, graph.mixing_matrices, make_references(case, data, x0), STEP_SIZE, rounds, momentum=0.9)
-    x = found[0] if isinstance(found, tuple) else found
+    actual = reference(x0, graph.mixing_matrices, make_references(case, data, x0), STEP_SIZE, rounds, momentum=0.9)
+    x = actual[0] if isinstance(actual, tuple) else actual
     assert relative_error(run.states[-1].params, x) < 1e-5
 
 
@@ -220,9 +220,9 @@ def test_a_dp2_sgd_follows_the_papers_lines():
     last, last_seen = events[-NODES:], seen[-NODES:]
     woke = [[s for (i, *_), s in zip(last, last_seen, strict=True) if i == node] for node in range(NODES)]
     assert not all(woke), "a node must have slept for this test to mean something"
-    for name, found in (("loss", info.loss), ("norm", info.gradient_norm)):
+    for name, actual in (("loss", info.loss), ("norm", info.gradient_norm)):
         expected = [np.mean([s[name] for s in own or last_seen]) for own in woke]
-        np.testing.assert_allclose(found, expected, rtol=1e-4)
+        np.testing.assert_allclose(actual, expected, rtol=1e-4)
     counts = np.array([len(own) for own in woke])
     np.testing.assert_array_equal(info.events, counts)
     np.testing.assert_array_equal(info.gradient_evaluations, 3 * counts)

@@ -40,14 +40,14 @@ def test_released_gradients_equal_gradient_plus_noise(name):
         draws = algorithm.draw(KEY, state, data)
         after, _ = algorithm.update(state, data, draws)
         params, k = algorithm.node_params(state), state.round_index
-        found, _, _ = gradient.estimate(small_task(), params, state.gradient, data, draws.gradient, k)
+        actual, _, _ = gradient.estimate(small_task(), params, state.gradient, data, draws.gradient, k)
         released = released_gradients(graph, schedule, state, after)
-        return after, jax.tree.map(jnp.add, found, draws.noise), found, released
+        return after, jax.tree.map(jnp.add, actual, draws.noise), actual, released
 
     state = start(algorithm, KEY, data)
     for _ in range(4):
-        state, expected, found, released = one_round(state)
-        for wanted, bare, got in zip(*map(jax.tree.leaves, (expected, found, released)), strict=True):
+        state, expected, actual, released = one_round(state)
+        for wanted, bare, got in zip(*map(jax.tree.leaves, (expected, actual, released)), strict=True):
             np.testing.assert_allclose(got, wanted, atol=1e-4)
             assert np.abs(got - bare).max() > 0.1, "the noise must show"
     moving = getattr(state, "push_sum_weight", np.arange(5))

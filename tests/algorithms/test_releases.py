@@ -196,11 +196,11 @@ def test_quantization_is_stated_where_there_is_no_noise():
     quiet = tracking.TrackingSchedule(0.1, 0.1, 1e-3, BATCH, np.zeros((1, 3)), np.zeros((1, 3)))
     quantizer = jaxfl.channel.ternary_quantizer(2.0)
     learner = tracking_learner(jaxfl.perturbed_gossip, "laplace", quiet, quantizer=quantizer, gradient_at="broadcast")
-    found = privacy.statements(learner, DATA, 2)
+    actual = privacy.statements(learner, DATA, 2)
     (release,) = privacy.releases_of(learner, DATA).each
     own = {"num_nodes": 1, "num_local_samples": [SAMPLES], "quantization_step": 2.0}
-    assert found == tracking.quantization_account(quiet, release, **own).statements(2)
-    assert 0 < found[-1].dp_delta < 1
+    assert actual == tracking.quantization_account(quiet, release, **own).statements(2)
+    assert 0 < actual[-1].dp_delta < 1
 
 
 def test_a_learner_is_asked_and_not_described():

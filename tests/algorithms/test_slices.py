@@ -62,13 +62,13 @@ def test_a_narrow_model_is_the_full_one_whose_other_parameters_are_zero(case):
 
     @jax.jit
     def both(variables):
-        found = []
+        actual = []
         for groups in (axis_groups, {}):
             slices = leading_slices(shapes(full), shapes(narrow), groups)
             part = slices.take(variables)
             embedded = slices.put(jax.tree.map(jnp.zeros_like, variables), part)
-            found.append((outputs(narrow, part), outputs(full, embedded)))
-        return found
+            actual.append((outputs(narrow, part), outputs(full, embedded)))
+        return actual
 
     variables = Variables(randomized(shapes(full).params), None)
     if full.has_training_mode:
@@ -91,7 +91,7 @@ def test_what_is_put_is_taken_back_and_all_else_stays_bit_for_bit():
     slices = leading_slices(of(array), of(part), {"a/b": {0: 3, 1: 1}})
     held = np.ix_([0, 2, 4], [0, 1], range(5))
     np.testing.assert_array_equal(slices.take(of(array)).params["a"]["b"], array[held])
-    found = slices.put(of(array), of(part))
-    np.testing.assert_array_equal(slices.take(found).params["a"]["b"], part)
+    actual = slices.put(of(array), of(part))
+    np.testing.assert_array_equal(slices.take(actual).params["a"]["b"], part)
     array[held] = part
-    np.testing.assert_array_equal(found.params["a"]["b"], array)
+    np.testing.assert_array_equal(actual.params["a"]["b"], array)

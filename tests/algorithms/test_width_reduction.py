@@ -116,8 +116,8 @@ def test_follows_the_papers_lines(num_active, ordered_dropout, platform):
         step_size=lambda r: 0.2 * 0.5 ** (r / 5),
         **{"momentum": 0.0, "weight_decay": 0.0, **options},
     )
-    found = flat(as_float64(algorithm.node_params(state), 0))
-    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    actual = flat(as_float64(algorithm.node_params(state), 0))
+    assert np.linalg.norm(actual - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
     np.testing.assert_allclose(infos.loss, losses, rtol=1e-4)
     used = np.zeros((ROUNDS, len(SIZES)), int)
     for number, active in enumerate(rounds):
@@ -207,7 +207,7 @@ def test_batch_statistics_are_averaged_like_parameters():
 
 
 def test_with_ordered_dropout_each_width_has_batch_statistics_of_its_own():
-    """A step moves those of its width alone; each width's become the mean over the active clients that hold it."""
+    """A step moves those of its width only; each width's become the mean over the active clients that hold it."""
     data, tasks = uneven_data(SIZES), [statistics_task(width) for width in HELD]
     options = {"client_class": OF_CLIENTS, "num_active": 5, "step_size": 0.05, "ordered_dropout": True}
     algorithm = learner(tasks, **options)

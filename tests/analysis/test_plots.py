@@ -149,7 +149,7 @@ def test_of_many_cases_the_best_five_are_drawn_over_the_others_in_grey():
     front, grey = axes.lines[-5:], axes.lines[:-5]
     assert [line.get_color() for line in front] == list(_COLORS[:5])
     assert {line.get_color() for line in grey} == {"0.75"}
-    assert (len(grey), len(axes.collections)) == (8, 5)  # bands of the best alone
+    assert (len(grey), len(axes.collections)) == (8, 5)  # bands of the best only
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ranked[:5]
     assert "the best 5 of 13 in the closing table, the others in grey" in legend.get_title().get_text()

@@ -83,14 +83,14 @@ def gradient_descent(num_probes):
 def test_on_a_quadratic_the_estimates_are_right(num_probes):
     """Also long after the run has converged, when its steps are rounding."""
     largest, heterogeneity, first, least, norm_squared = gradient_descent(num_probes)
-    found = estimate(num_probes, loss_lower_bound=least)
-    np.testing.assert_allclose(found.gradient_bound, largest, rtol=1e-4)
-    np.testing.assert_allclose(found.heterogeneity, heterogeneity, rtol=1e-4)
-    np.testing.assert_allclose(found.initial_gap, first - least, rtol=1e-4)
-    np.testing.assert_allclose(found.initial_norm_squared, norm_squared, rtol=1e-6)
-    assert (found.num_samples, found.num_params) == (3, 5)
-    assert found.smoothness <= 8.0 * (1 + 1e-3)
-    assert found.smoothness >= (0.97 * 8.0 if num_probes >= 12 else 0.5), "the largest eigenvalue of any node"
+    actual = estimate(num_probes, loss_lower_bound=least)
+    np.testing.assert_allclose(actual.gradient_bound, largest, rtol=1e-4)
+    np.testing.assert_allclose(actual.heterogeneity, heterogeneity, rtol=1e-4)
+    np.testing.assert_allclose(actual.initial_gap, first - least, rtol=1e-4)
+    np.testing.assert_allclose(actual.initial_norm_squared, norm_squared, rtol=1e-6)
+    assert (actual.num_samples, actual.num_params) == (3, 5)
+    assert actual.smoothness <= 8.0 * (1 + 1e-3)
+    assert actual.smoothness >= (0.97 * 8.0 if num_probes >= 12 else 0.5), "the largest eigenvalue of any node"
 
 
 def test_padding_never_counts():
@@ -103,20 +103,20 @@ def test_padding_never_counts():
 
 def test_a_node_looks_at_evenly_spaced_samples():
     assert estimate(5, max_samples_per_node=6) == of_all()
-    found = estimate(5, max_samples_per_node=3)
+    actual = estimate(5, max_samples_per_node=3)
     chosen = [np.array([0, 1, 2]), np.array([4, 6, 8]), np.array([10, 11, 12])]
     expected = estimate(5, jaxfl.federate(CENTERS, NODES.astype(np.int32), chosen))
-    assert found == expected
-    assert found != of_all()
+    assert actual == expected
+    assert actual != of_all()
 
 
 def test_factors_and_single_gradients_agree():
     """G from layers in factored form, and one sample at a time; n, J and L do not know the difference."""
     task, data = small_task(), uneven_data()
     plain = jaxfl.from_functions(task.init, task.loss)
-    found, expected = (estimate(6, data, task=one) for one in (task, plain))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
-    assert found.num_samples == 4
+    actual, expected = (estimate(6, data, task=one) for one in (task, plain))
+    np.testing.assert_allclose(actual, expected, rtol=1e-4)
+    assert actual.num_samples == 4
 
 
 @pytest.mark.parametrize(

@@ -134,31 +134,31 @@ def test_positions_of_convolutions_are_samples():
 
 def test_pairs_equal_svcca_of_each_pair():
     models = np.stack([normal(0), normal(1), 0 * normal(2), normal(0) + normal(3), normal(0)])
-    found = np.asarray(svcca_of_pairs(models))
+    actual = np.asarray(svcca_of_pairs(models))
     pairs = list(itertools.combinations(range(5), 2))
-    assert found.shape == (10,)
-    np.testing.assert_allclose(found, [svcca(models[i], models[j]) for i, j in pairs], atol=1e-5)
-    np.testing.assert_allclose(found[pairs.index((0, 4))], 1.0, atol=1e-5)
-    assert found[pairs.index((1, 2))] == 0
+    assert actual.shape == (10,)
+    np.testing.assert_allclose(actual, [svcca(models[i], models[j]) for i, j in pairs], atol=1e-5)
+    np.testing.assert_allclose(actual[pairs.index((0, 4))], 1.0, atol=1e-5)
+    assert actual[pairs.index((1, 2))] == 0
 
 
 def test_all_8128_pairs_of_128_models_in_one_call():
     models = normal(0, (128, 40, 6))
     models[77] = models[19] @ orthogonal(2, 6)
-    found = np.asarray(svcca_of_pairs(models))
-    assert found.shape == (8128,)
+    actual = np.asarray(svcca_of_pairs(models))
+    assert actual.shape == (8128,)
     first, second = np.triu_indices(128, 1)
-    best = found.argmax()
+    best = actual.argmax()
     assert (first[best], second[best]) == (19, 77)
-    np.testing.assert_allclose(found[best], 1.0, atol=1e-5)
-    assert np.sort(found)[-2] < 0.9
+    np.testing.assert_allclose(actual[best], 1.0, atol=1e-5)
+    assert np.sort(actual)[-2] < 0.9
 
 
 def test_half_precision_is_compared_in_float32():
     first, second = (jnp.asarray(normal(seed)).astype(jnp.bfloat16) for seed in (0, 1))
-    found = svcca(first, second)
-    assert found.dtype == jnp.float32
-    np.testing.assert_allclose(found, svcca(first.astype(jnp.float32), second.astype(jnp.float32)), atol=1e-6)
+    actual = svcca(first, second)
+    assert actual.dtype == jnp.float32
+    np.testing.assert_allclose(actual, svcca(first.astype(jnp.float32), second.astype(jnp.float32)), atol=1e-6)
 
 
 test_bad_arguments_are_named = refusals(

@@ -46,10 +46,10 @@ def test_unbiased_in_the_range_and_saturated_beyond(name):
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_in_equal_steps_the_error_is_below_a_step_and_the_variance_at_most_a_quarter_of_its_square(name):
-    found = outputs(name)
-    variance = found.var(axis=1)
+    actual = outputs(name)
+    variance = actual.var(axis=1)
     assert variance.max() == STEP**2 / 4
-    assert np.abs(found - np.clip(VALUES, *RANGES[name])[:, None]).max() < STEP
+    assert np.abs(actual - np.clip(VALUES, *RANGES[name])[:, None]).max() < STEP
     if name == "ternary":
         size = np.minimum(np.abs(VALUES), STEP)
         np.testing.assert_allclose(variance, size * (STEP - size), atol=1e-15)
@@ -57,20 +57,20 @@ def test_in_equal_steps_the_error_is_below_a_step_and_the_variance_at_most_a_qua
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_values_are_on_the_grid_and_in_the_range(name):
-    found = outputs(name)
-    np.testing.assert_array_equal(np.unique(found), np.unique(np.clip(np.arange(-3, 4) * STEP, *RANGES[name])))
+    actual = outputs(name)
+    np.testing.assert_array_equal(np.unique(actual), np.unique(np.clip(np.arange(-3, 4) * STEP, *RANGES[name])))
     zero = int(np.flatnonzero(VALUES == 0)[0])
-    assert (found[zero] == 0).all(), "zero stays zero"
-    assert not np.signbit(found[found == 0]).any(), "a zero tells no sign"
+    assert (actual[zero] == 0).all(), "zero stays zero"
+    assert not np.signbit(actual[actual == 0]).any(), "a zero tells no sign"
     if name == "ternary":
-        assert (found * VALUES[:, None] >= 0).all(), "never of the other sign"
+        assert (actual * VALUES[:, None] >= 0).all(), "never of the other sign"
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_in_equal_steps_distributions_are_at_most_the_distance_in_steps_apart(name):
     """At most |x - x'| / step for all pairs of values, reached by some of every distance up to a step."""
-    found = outputs(name)
-    distributions = (found[:, :, None] == np.unique(found)).mean(axis=1)  # (values, outputs)
+    actual = outputs(name)
+    distributions = (actual[:, :, None] == np.unique(actual)).mean(axis=1)  # (values, outputs)
     variation = np.abs(distributions[:, None] - distributions[None]).sum(axis=2) / 2
     distance = np.abs(VALUES[:, None] - VALUES[None])
     assert (variation <= distance / STEP + 1e-12).all()
@@ -99,9 +99,9 @@ def test_float_is_unbiased_between_all_neighbors_of_the_format(bits):
     apply = jax.jit(float_quantizer(*bits).apply)
     for sign in (1, -1):
         rows = jnp.asarray(np.broadcast_to(sign * values, uniform.shape), jnp.float32)
-        found = sign * np.asarray(apply(rows, jnp.asarray(uniform, jnp.float32)), np.float64)
-        assert ((found == below[..., None]) | (found == above[..., None])).all(), "all values are of the format"
-        np.testing.assert_array_equal(found.mean(axis=-1), values[..., 0])
+        actual = sign * np.asarray(apply(rows, jnp.asarray(uniform, jnp.float32)), np.float64)
+        assert ((actual == below[..., None]) | (actual == above[..., None])).all(), "all values are of the format"
+        np.testing.assert_array_equal(actual.mean(axis=-1), values[..., 0])
 
 
 @pytest.mark.parametrize(("mantissa_bits", "largest"), [(0, 0.125), (7, 1.514e-5), (10, 2.382e-7)])
@@ -143,8 +143,8 @@ def test_values_beyond_the_range_saturate_and_are_counted(name):
     quantizer, values, expected, count, _ = BEYOND[name]
     values = jnp.array(values, jnp.float32)
     np.testing.assert_array_equal(quantizer.apply(values, jnp.full_like(values, 0.5)), np.array(expected, np.float32))
-    found = jax.jit(quantizer.overflows)(values)
-    assert (found.dtype, found.shape, int(found)) == (jnp.int32, (), count)
+    actual = jax.jit(quantizer.overflows)(values)
+    assert (actual.dtype, actual.shape, int(actual)) == (jnp.int32, (), count)
     by_node = jax.vmap(quantizer.overflows)(jnp.stack([values, jnp.zeros_like(values)]))
     np.testing.assert_array_equal(by_node, [count, 0])
 

@@ -20,11 +20,11 @@ def test_noise_and_snr_at_the_rim():
 
 
 def test_success_at_the_rim_and_in_the_mean_of_the_disc():
-    found = [success_probability(RADIUS_M, Radio(rate)) for rate in RATES]
-    np.testing.assert_allclose(found, [0.47607, 0.93069, 0.99013, 0.99891], atol=5e-6)
+    actual = [success_probability(RADIUS_M, Radio(rate)) for rate in RATES]
+    np.testing.assert_allclose(actual, [0.47607, 0.93069, 0.99013, 0.99891], atol=5e-6)
     shares = (jnp.arange(20_000, dtype=jnp.float32) + 0.5) / 20_000  # of the area within a distance
-    found = [success_probability(RADIUS_M * jnp.sqrt(shares), Radio(rate)).mean() for rate in RATES]
-    np.testing.assert_allclose(found, [0.791, 0.976, 0.997, 0.9996], atol=5e-4)
+    actual = [success_probability(RADIUS_M * jnp.sqrt(shares), Radio(rate)).mean() for rate in RATES]
+    np.testing.assert_allclose(actual, [0.791, 0.976, 0.997, 0.9996], atol=5e-4)
 
 
 @pytest.mark.statistical
@@ -80,9 +80,9 @@ def test_numbers_may_be_swept():
         return success_probability(jnp.array([100.0, 400.0], jnp.float32), Radio(rate, power_dbm=power))
 
     rates, powers = jnp.array([1e6, 10e6], jnp.float32), jnp.array([20.0, 23.0], jnp.float32)
-    found = jax.jit(jax.vmap(success))(rates, powers)
-    assert (found.shape, found.dtype) == ((2, 2), jnp.float32)
-    np.testing.assert_allclose(found[1], success(10e6, 23.0), rtol=1e-5)
+    actual = jax.jit(jax.vmap(success))(rates, powers)
+    assert (actual.shape, actual.dtype) == ((2, 2), jnp.float32)
+    np.testing.assert_allclose(actual[1], success(10e6, 23.0), rtol=1e-5)
 
 
 test_refuses = refusals(

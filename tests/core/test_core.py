@@ -179,8 +179,8 @@ def test_a_flax_module_trains_like_the_module_itself():
     def slope(module):
         return jaxfl.core.cross_entropy(module(inputs), labels).mean()
 
-    found = jax.jit(jax.grad(lambda params: task.loss(params, inputs, labels).mean()))(params)
-    for ours, theirs in zip(*map(jax.tree.leaves, (found, nnx.to_pure_dict(slope(module)))), strict=True):
+    actual = jax.jit(jax.grad(lambda params: task.loss(params, inputs, labels).mean()))(params)
+    for ours, theirs in zip(*map(jax.tree.leaves, (actual, nnx.to_pure_dict(slope(module)))), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 

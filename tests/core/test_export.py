@@ -35,10 +35,10 @@ def test_a_round_that_was_exported_and_read_again_gives_the_same_bits(name):
         arguments = (jax.random.key_data(key), jax.jit(learner.init)(key, data), data)
         exported = jax.export.export(jax.jit(round))(*arguments)
         again = jax.export.deserialize(exported.serialize())
-        found, expected = jax.jit(again.call)(*arguments), jax.jit(round)(*arguments)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        actual, expected = jax.jit(again.call)(*arguments), jax.jit(round)(*arguments)
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for ours, theirs in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(ours, theirs)
-    assert type(found[0]) is type(arguments[1])
-    assert np.isfinite(found[1].loss).all()
-    assert jnp.ndim(found[0].round_index) == 0
+    assert type(actual[0]) is type(arguments[1])
+    assert np.isfinite(actual[1].loss).all()
+    assert jnp.ndim(actual[0].round_index) == 0

@@ -74,11 +74,11 @@ def test_training_is_flaxs_on_the_samples_that_count_in_values_gradient_and_stat
         losses, new = by_flax(params, state, inputs[kept], labels[kept], True)
         return losses.sum(), (losses, new)
 
-    found, expected = (jax.jit(jax.value_and_grad(fn, has_aux=True))(params) for fn in (ours, theirs))
-    assert_close(found, expected)
+    actual, expected = (jax.jit(jax.value_and_grad(fn, has_aux=True))(params) for fn in (ours, theirs))
+    assert_close(actual, expected)
     evaluated = TASK.loss(Variables(params, state), inputs, labels)
     assert_close(evaluated, by_flax(params, state, inputs, labels, False)[0])
-    assert np.abs(evaluated[kept] - found[0][1][0]).max() > 0.01
+    assert np.abs(evaluated[kept] - actual[0][1][0]).max() > 0.01
 
 
 def test_a_batch_of_padding_alone_leaves_statistics_as_they_are_and_calibration_takes_the_batch_alone():
@@ -86,9 +86,9 @@ def test_a_batch_of_padding_alone_leaves_statistics_as_they_are_and_calibration_
     losses, new = train(TASK, params, state, inputs, labels, jnp.zeros(4), KEY)
     assert np.isfinite(losses).all()
     jax.tree.map(np.testing.assert_array_equal, new, state)
-    found = calibrated_state(TASK, params, inputs[None], labels[None], jnp.ones((1, 4)), KEY)
+    actual = calibrated_state(TASK, params, inputs[None], labels[None], jnp.ones((1, 4)), KEY)
     hidden = jax.nn.relu(inputs @ params["first"]["kernel"] + params["first"]["bias"][None])
-    assert_close(found["blocks"][0]["mean"], hidden.mean(axis=0))
+    assert_close(actual["blocks"][0]["mean"], hidden.mean(axis=0))
 
 
 def test_dropout_takes_a_key_for_each_layer_while_it_trains_and_none_while_it_evaluates():
@@ -130,11 +130,11 @@ def test_nodes_keep_statistics_of_their_own_and_draw_keys_of_their_own(construct
             slope, new = jax.grad(loss, has_aux=True)(own.params["w"][node], state, node)
             slopes.append(slope)
             statistics.append(new["mean"])
-        found = algorithm.node_params(after)
-        np.testing.assert_allclose(found.model_state["mean"], statistics, rtol=1e-5)
+        actual = algorithm.node_params(after)
+        np.testing.assert_allclose(actual.model_state["mean"], statistics, rtol=1e-5)
         mean = np.asarray(own.params["w"]).mean(axis=0)[None]
         moved = mean - step * (np.mean(slopes, axis=0) if constructor is jaxfl.push_sum else np.array(slopes))
-        np.testing.assert_allclose(found.params["w"], np.broadcast_to(moved, (5, 6)), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(actual.params["w"], np.broadcast_to(moved, (5, 6)), rtol=1e-4, atol=1e-6)
     shifts = {int(jax.random.randint(key, (), 0, 3, jnp.int32)) for draws in run.draws for key in draws.gradient.keys}
     assert len(shifts) > 1
 

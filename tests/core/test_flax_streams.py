@@ -59,8 +59,8 @@ def test_a_stream_that_decides_nothing_makes_no_mode_and_gradients_are_flaxs(nam
         return optax.softmax_cross_entropy_with_integer_labels(module(INPUTS), LABELS).mean()
 
     expected = nnx.to_pure_dict(nnx.grad(loss)(module))
-    found = jax.grad(lambda params: task.loss(params, INPUTS, LABELS).mean())(task.init(KEY))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), found, expected)
+    actual = jax.grad(lambda params: task.loss(params, INPUTS, LABELS).mean())(task.init(KEY))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7), actual, expected)
 
 
 @pytest.mark.parametrize("name", ["lstm", "gru", "bidirectional"])
@@ -78,9 +78,9 @@ def test_every_samples_gradient_through_time_is_clipped_by_itself(name):
     bound = float(np.median(norms))
     scales = np.minimum(1, bound / norms)
     expected = jax.tree.map(lambda leaf: np.tensordot(scales, np.asarray(leaf, np.float64), axes=1), slopes)
-    found = jax.jit(partial(weighted_sum, task, clip_norm=bound))(task.init(KEY), INPUTS, LABELS, jnp.ones(12))
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), found.gradient, expected)
-    assert int(found.clipped.sum()) == len(norms) // 2
+    actual = jax.jit(partial(weighted_sum, task, clip_norm=bound))(task.init(KEY), INPUTS, LABELS, jnp.ones(12))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-5, atol=1e-6), actual.gradient, expected)
+    assert int(actual.clipped.sum()) == len(norms) // 2
 
 
 @pytest.mark.parametrize("name", ["clipped", "saga", "clients"])

@@ -61,8 +61,8 @@ def test_a_curve_of_seeds_that_stop_at_different_rounds():
     losses = [[loss for loss, _ in of_round[k]] for k in rounds]
     assert len({*map(len, losses)}) > 1
     np.testing.assert_array_equal(curve.x, [np.mean([total + k for _, total in of_round[k]]) for k in rounds])
-    for found, over in ((curve.mean, np.mean), (curve.low, np.min), (curve.high, np.max)):
-        np.testing.assert_array_equal(found, [over(values) for values in losses])
+    for actual, over in ((curve.mean, np.mean), (curve.low, np.min), (curve.high, np.max)):
+        np.testing.assert_array_equal(actual, [over(values) for values in losses])
     assert curve.num_seeds == 3
 
 

@@ -52,9 +52,9 @@ def test_numbers_are_those_of_jax_random_over_nodes_and_in_a_compiled_program():
 
 @pytest.mark.parametrize("data", [0, 5, 2**32 - 1, jnp.int32(7), jnp.uint32(2**31 + 5), jnp.int32(-1)])
 def test_the_key_is_that_of_jax_fold_in(data):
-    found = fold_in(KEY, data)
-    assert found.dtype == KEY.dtype
-    assert found == jax.random.fold_in(KEY, data)
+    actual = fold_in(KEY, data)
+    assert actual.dtype == KEY.dtype
+    assert actual == jax.random.fold_in(KEY, data)
 
 
 def test_keys_of_other_generators_and_shapes_are_left_to_jax():
@@ -85,10 +85,10 @@ def test_no_loop_in_the_compiled_program():
 @pytest.mark.parametrize("implementation", ["threefry2x32", "rbg"])
 def test_keys_of_leaves_are_those_that_each_gets(implementation, num_leaves):
     key = jax.random.key(3, impl=implementation)
-    found = leaf_keys(key, num_leaves)
-    assert found.shape == (num_leaves,)
+    actual = leaf_keys(key, num_leaves)
+    assert actual.shape == (num_leaves,)
     for leaf in range(num_leaves):
-        assert found[leaf] == leaf_key(key, leaf)
+        assert actual[leaf] == leaf_key(key, leaf)
 
 
 def test_a_key_that_is_made_apart_is_the_same():

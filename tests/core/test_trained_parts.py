@@ -61,7 +61,7 @@ def one_round(learner, task=TASK):
 
 def test_a_clipped_head_moves_as_in_a_plain_loop_and_only_its_numbers_are_sent():
     clients = jaxfl.local_steps(1, batch_size=20, optimizer=optax.sgd(1.0), clip_norm=1.0)
-    found, info = one_round(jaxfl.fed_avg(TASK, clients=clients, num_active=2))
+    actual, info = one_round(jaxfl.fed_avg(TASK, clients=clients, num_active=2))
     start = TASK.init(jaxfl.core.purpose_key(KEY, jaxfl.core.Purpose.INIT))
 
     def loss(head, x, y):
@@ -70,8 +70,8 @@ def test_a_clipped_head_moves_as_in_a_plain_loop_and_only_its_numbers_are_sent()
     slopes = [jax.grad(loss)(start, x, y) for x, y in zip(INPUTS, LABELS, strict=True)]
     clipped = [jax.tree.map(partial(jnp.multiply, 1 / max(length(slope), 1.0)), slope) for slope in slopes]
     moved = jax.tree.map(lambda w, *g: w - sum(g) / 40, start, *clipped)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=2e-4, atol=1e-5), found, moved)
-    distance = length(jax.tree.map(lambda a, b: a[0] - b, found, start))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[0], b, rtol=2e-4, atol=1e-5), actual, moved)
+    distance = length(jax.tree.map(lambda a, b: a[0] - b, actual, start))
 
     frozen = {"body": True, "head": False}
     idiom = optax.chain(optax.sgd(1.0), optax.masked(optax.set_to_zero(), frozen))

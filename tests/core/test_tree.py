@@ -31,16 +31,16 @@ def expected_distance(leaves, factors):
 def test_consensus_distance_is_exact_where_nodes_are_close(spread, tolerance):
     """Values near 3 that differ by 1e-4 are known to 3e-7: to 3e-3 of their difference, no further."""
     leaves = values(spread)
-    found = jax.jit(tree.consensus_distance)(leaves)
-    np.testing.assert_allclose(found, expected_distance(leaves, np.ones(NODES)), rtol=tolerance)
+    actual = jax.jit(tree.consensus_distance)(leaves)
+    np.testing.assert_allclose(actual, expected_distance(leaves, np.ones(NODES)), rtol=tolerance)
 
 
 def test_consensus_distance_of_scaled_values_is_that_of_the_products():
     factors = jnp.linspace(0.5, 2.0, NODES, dtype=jnp.float32)
     leaves = values(1.0)
-    found = jax.jit(tree.consensus_distance)(leaves, factors)
-    np.testing.assert_allclose(found, expected_distance(leaves, factors), rtol=1e-5)
-    np.testing.assert_allclose(found, tree.consensus_distance(tree.scale(factors, leaves)), rtol=1e-5)
+    actual = jax.jit(tree.consensus_distance)(leaves, factors)
+    np.testing.assert_allclose(actual, expected_distance(leaves, factors), rtol=1e-5)
+    np.testing.assert_allclose(actual, tree.consensus_distance(tree.scale(factors, leaves)), rtol=1e-5)
 
 
 def test_consensus_distance_sums_over_nodes_by_products():

@@ -138,16 +138,16 @@ def test_a_damaged_file_is_refused_in_one_sentence_or_read_whole(tmp_path, name)
         assert seed or read(folder) == whole
         harm(path, others, chance)
         before = everything(folder)
-        found, error = None, None
+        actual, error = None, None
         with bounded():
             try:
-                found = read(folder)
+                actual = read(folder)
             except ArgumentError as refusal:
                 error = refusal
         assert everything(folder) == before, f"seed {seed}"
         outcomes["read" if error is None else "refused"] += 1
         if error is None:
-            assert found == whole, f"seed {seed}"
+            assert actual == whole, f"seed {seed}"
         else:
             assert error.argument in ("data_dir", "graph")
             assert len(str(error)) < 2000, f"seed {seed}"

@@ -99,8 +99,8 @@ def test_an_archive_gives_what_its_folder_gives(tmp_path, compress):
     name = "aclImdb_v1.tar.gz" if compress else "aclImdb_v1.tar"
     (other / name).write_bytes(gzip.compress(content) if compress else content)
     for folder in (place, other):
-        for found, array in zip(load_imdb(folder), expected, strict=True):
-            np.testing.assert_array_equal(found, array, strict=True)
+        for actual, array in zip(load_imdb(folder), expected, strict=True):
+            np.testing.assert_array_equal(actual, array, strict=True)
 
 
 def without(*names):

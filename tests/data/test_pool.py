@@ -107,8 +107,10 @@ class TestPartitionDataset:
         assert [part.tolist() for part in parts] == [part.tolist() for part in whole_writers(writers, 4, 2, 5)]
         cut = dataset._replace(train_inputs=dataset.train_inputs[:9], train_labels=dataset.train_labels[:9])
         refused(lambda: partition_dataset(cut, "writers", 2, 5, writers_per_node=1), "dataset")
-        told = refused(lambda: partition_dataset(self.dataset, "sites", 4, 5), "dataset", "site of each", "site_column")
-        assert not any(word in told for word in ("writer", "femnist"))
+        message = refused(
+            lambda: partition_dataset(self.dataset, "sites", 4, 5), "dataset", "site of each", "site_column"
+        )
+        assert not any(word in message for word in ("writer", "femnist"))
 
 
 OF_SCHEMES: list[tuple[str, dict[str, Any], str]] = [

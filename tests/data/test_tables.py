@@ -134,10 +134,10 @@ def test_every_table_gives_what_a_csv_file_does(kind, tmp_path):
     expected = load_file(table(tmp_path), **options)
     (tmp_path / "train").mkdir()
     path = parquet(tmp_path / "train", **COLUMNS)
-    found = load_file(path if kind == "parquet" else f"hf:{tmp_path / 'train'}", **options)
+    actual = load_file(path if kind == "parquet" else f"hf:{tmp_path / 'train'}", **options)
     for name in ("train_inputs", "train_labels", "test_inputs", "test_labels", "train_writers"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), strict=True, err_msg=name)
-    assert (found.writer_names, found.num_classes) == (expected.writer_names, 2)
+        np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), strict=True, err_msg=name)
+    assert (actual.writer_names, actual.num_classes) == (expected.writer_names, 2)
 
 
 @pytest.mark.parametrize("kind", ["lists", "images"])
@@ -258,10 +258,10 @@ class TestEdges:
         ([], "none for Lund and 1 more"),
     ],
 )
-def test_each_site_has_one_number(rows, found, tmp_path):
+def test_each_site_has_one_number(rows, actual, tmp_path):
     path = tmp_path / "budgets.csv"
     path.write_text("\n".join(["site,epsilon", *rows]) + "\n")
-    refused(lambda: read_by_site(str(path), ("Lund", "Oslo"), "node_epsilons"), "node_epsilons", found)
+    refused(lambda: read_by_site(str(path), ("Lund", "Oslo"), "node_epsilons"), "node_epsilons", actual)
     path.write_text("site,epsilon\n\n Oslo , 1.5\nLund,1e1\n")
     assert read_by_site(str(path), ("Lund", "Oslo"), "node_epsilons") == (10.0, 1.5)
 

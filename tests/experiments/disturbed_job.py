@@ -31,8 +31,8 @@ class Disturbed(Stop):
         return self._requested
 
 
-def run_pass(asked, path, number, stop):
+def run_pass(query, path, number, stop):
     """As `jaxfl.frame.run.run_pass`."""
     if number == 0 and not (Path(path) / "passes" / "0" / "metrics.jsonl").exists():
         stop.__class__ = Disturbed
-    _run_pass(asked, path, number, stop)
+    _run_pass(query, path, number, stop)

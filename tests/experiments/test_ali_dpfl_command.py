@@ -20,7 +20,7 @@ from experiments.ali_dpfl.options import Configuration
 from experiments.ali_dpfl.prepare import prepare
 from experiments.ali_dpfl.spending import account_of, privacy_of, released, rounds_of, settled
 from jaxfl.core import ArgumentError
-from jaxfl.frame import lay, main
+from jaxfl.frame import main, override
 from jaxfl.frame.command_line import parse
 from jaxfl.privacy import clients as accounting
 from jaxfl.privacy.clients import WITHOUT_NOISE
@@ -59,11 +59,11 @@ def first_of(arguments, sizes):
     return next(iter(settle(arguments, sizes).values()))
 
 
-def stated(config, sizes, *asked):
+def stated(config, sizes, *query):
     """Function from rounds and totals to statements."""
-    found = privacy_of(config, sizes, *asked)
-    assert found is not None
-    return found
+    actual = privacy_of(config, sizes, *query)
+    assert actual is not None
+    return actual
 
 
 def numbers(config):
@@ -188,8 +188,8 @@ class TestClientsOfUnequalSize:
         """Epsilons of clients by the statement that the budget is held by."""
         totals = dict.fromkeys(released(config), 30) | {"estimate_releases": 10}
         ran = {name: totals[name] for name in released(config)}
-        asked = config.budget.bound, "zero_out" if config.budget.bound == "proven" else None
-        (first, *_) = stated(config, sizes, asked)(10, **ran)
+        query = config.budget.bound, "zero_out" if config.budget.bound == "proven" else None
+        (first, *_) = stated(config, sizes, query)(10, **ran)
         assert first["asked"]
         return first["node_epsilons"]
 
@@ -213,18 +213,18 @@ class TestClientsOfUnequalSize:
         assert spent[1, 0] < spent[0, 0]
 
     def test_an_even_deal_and_a_given_noise_stay_as_they_are(self):
-        asked = f"{self.CALIBRATED} --method DPFL"
-        one = first_of(asked, [90, 90, 89, 89])
+        query = f"{self.CALIBRATED} --method DPFL"
+        one = first_of(query, [90, 90, 89, 89])
         assert one.budget.client_noise == ()
         assert 0.99 * 3 < spent_by(one, 89, 30) <= 3
-        own = first_of(asked, [90, 90, 89, 88])
+        own = first_of(query, [90, 90, 89, 88])
         assert len(own.budget.client_noise) == 4
         said = [stated(config, [90, 90, 89, 88])(10, 30)[1]["mechanism"] for config in (one, own)]
         assert ["others have noise of their own" in text for text in said] == [False, True]
         given = first_of(f"{self.ASKED} --method DPFL --noise-multiplier 2", self.SIZES)
         assert (given.budget.noise_multiplier, given.budget.client_noise) == (2, ())
-        request = next(iter(lines_of(asked).values())).config
-        assert settled(lay(request, {"method": "FedAvg"}), self.SIZES).budget.client_noise == ()  # a baseline
+        request = next(iter(lines_of(query).values())).config
+        assert settled(override(request, {"method": "FedAvg"}), self.SIZES).budget.client_noise == ()  # a baseline
 
     def test_noise_of_each_client_may_be_given(self):
         given = "--nodes 4 --batch-size 20 --rounds 10 --method DPFL --target-epsilon 3"
@@ -293,7 +293,7 @@ class TestStatements:
     def test_parameters_are_covered_where_all_has_noise(self):
         methods = "ALI-DPFL,DPFL,FedAvg,DP-FedAvg"
         arguments = f"{BUDGET} --rounds 2 --grid method={methods} --local-steps 4 --grid constants=as_published,private"
-        covered = {name: case.covered for name, case in prepare(lines_of(arguments)).cases.items()}
+        covered = {name: case.final_params_are_private for name, case in prepare(lines_of(arguments)).cases.items()}
         assert covered == {ALI: False, PRIVATE: True, FIXED: True, "FedAvg": False, "DP-FedAvg": True}
 
 

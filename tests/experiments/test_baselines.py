@@ -47,10 +47,10 @@ from jaxfl.training.run_directory import slug
     ],
 )
 def test_rows_and_names(name, arguments, expected):
-    asked = parse(EXPERIMENTS[name], arguments.split())[0]
-    assert [row for row, made in asked.rows.items() if made.baseline] == expected
+    query = parse(EXPERIMENTS[name], arguments.split())[0]
+    assert [row for row, made in query.rows.items() if made.baseline] == expected
     plain = parse(EXPERIMENTS[name], arguments.partition("--baselines")[0].split())[0]
-    assert {row: made for row, made in asked.rows.items() if not made.baseline} == plain.rows
+    assert {row: made for row, made in query.rows.items() if not made.baseline} == plain.rows
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_rows_that_would_be_the_compared_ones_are_refused(name, arguments, words
 
 
 def test_pooled_takes_as_many_samples_as_all_nodes():
-    asked = parse(EXPERIMENTS["privsgp_vr"], ["--method", "PrivSGP", "--baselines", "pooled"])[0]
-    before, pooled = (flat(row.config) for row in asked.rows.values())
+    query = parse(EXPERIMENTS["privsgp_vr"], ["--method", "PrivSGP", "--baselines", "pooled"])[0]
+    before, pooled = (flat(row.config) for row in query.rows.values())
     assert (pooled["nodes"], pooled["batch_size"]) == (1, before["nodes"] * before["batch_size"])
     changed = {name for name in before if before[name] != pooled[name]}
     assert changed == {"nodes", "batch_size", "graph", "noise_std", "target_epsilon"}
@@ -135,8 +135,8 @@ def test_private_clients_by_themselves_are_those_that_a_server_averages():
     clients = jaxfl.local_steps(3, **settings, sampler=jaxfl.gradients.poisson, weighting="uniform")
     alone = jaxfl.partial_averaging(small_task(), clients=clients, synchronized=())
     server = jaxfl.fed_avg(small_task(), clients=clients, num_active=3)
-    (apart, told), (together, _) = (jax.jit(one.round)(key, one.init(key, data), data) for one in (alone, server))
-    assert int(told.local_iterations) == 3
+    (apart, message), (together, _) = (jax.jit(one.round)(key, one.init(key, data), data) for one in (alone, server))
+    assert int(message.local_iterations) == 3
     for nodes, mean in zip(jax.tree.leaves(apart.params), jax.tree.leaves(together.params), strict=True):
         np.testing.assert_allclose(nodes.mean(axis=0), mean, rtol=1e-5, atol=1e-6)
         assert (np.abs(nodes - replicate(mean, 3)) > 1e-3).any()

@@ -30,7 +30,7 @@ def toy(run, *arguments):
 def raises(error):
     """A run that ends with an exception."""
 
-    def run(asked):
+    def run(query):
         raise error
 
     return run
@@ -55,7 +55,7 @@ class Failing:
 class TestExitCodes:
     def test_finished(self):
         requests = []
-        assert toy(lambda asked: requests.append(asked) or 0, "--rounds", "2", "--preset", "figure_1") == 0
+        assert toy(lambda query: requests.append(query) or 0, "--rounds", "2", "--preset", "figure_1") == 0
         assert (requests[0].preset, requests[0].config.learning.rounds) == ("figure_1", 2)
 
     @pytest.mark.parametrize(
@@ -94,11 +94,13 @@ class TestExitCodes:
         monkeypatch.setattr(command_line, "leave", sys.exit)  # it ends the process at once
         with pytest.raises(SystemExit, match=r"^1$"):
             toy(raises(lost))
-        told = capsys.readouterr().err
-        assert re.fullmatch(r"stopped: another process is gone \(UNKNOWN: Gloo .* peer\); .* --resume go on .*\n", told)
+        message = capsys.readouterr().err
+        assert re.fullmatch(
+            r"stopped: another process is gone \(UNKNOWN: Gloo .* peer\); .* --resume go on .*\n", message
+        )
 
     def test_warnings_are_lines(self, capsys):
-        def run(asked):
+        def run(query):
             warnings.simplefilter("always")
             warnings.warn("beware", stacklevel=1)
             return 0
@@ -118,9 +120,9 @@ class TestWords:
 
     def test_a_word_is_shown_by_its_ends(self, capsys):
         assert toy(raises(ZeroDivisionError()), "--rounds", "begin" + "x" * 10**6 + "end") == 2
-        told = capsys.readouterr().err
-        assert re.match(r"error: --rounds: must be an integer; got 'beginx+ \.\.\. x+end'\. ", told)
-        assert len(told) < 1000
+        message = capsys.readouterr().err
+        assert re.match(r"error: --rounds: must be an integer; got 'beginx+ \.\.\. x+end'\. ", message)
+        assert len(message) < 1000
 
     def test_an_unknown_option_may_have_any_letters(self, capsys):
         assert toy(raises(ZeroDivisionError()), "\udce4") == 2
@@ -162,7 +164,7 @@ class TestOutput:
     ):
         ended = []
 
-        def run(asked):
+        def run(query):
             for _ in range(3):
                 print("some words", flush=True)
             return ended.append(True) or 0
@@ -177,13 +179,13 @@ class TestOutput:
 
     def test_a_closed_output_is_none_at_all(self, monkeypatch, capfd):
         monkeypatch.setattr(sys, "stdout", None)
-        assert toy(lambda asked: print("some words") or 0) == 0
+        assert toy(lambda query: print("some words") or 0) == 0
         assert capfd.readouterr() == ("", "")
 
     def test_a_character_that_the_terminal_has_not_is_replaced(self, tmp_path, monkeypatch):
         with open(tmp_path / "file", "w", encoding="ascii") as stream:
             monkeypatch.setattr(sys, "stdout", stream)
-            assert toy(lambda asked: print("ε = 8") or 0) == 0
+            assert toy(lambda query: print("ε = 8") or 0) == 0
             assert stream.errors == "strict"
         assert (tmp_path / "file").read_text() == "? = 8\n"
 
@@ -222,13 +224,13 @@ class TestCompilationCache:
     def test_a_folder(self, arguments, tmp_path):
         folders = []
         arguments = [argument.replace("DIR", str(tmp_path)) for argument in arguments]
-        keep = lambda asked: folders.append(getattr(jax.config, "jax_compilation_cache_dir")) or 0  # noqa: B009, E731
+        keep = lambda query: folders.append(getattr(jax.config, "jax_compilation_cache_dir")) or 0  # noqa: B009, E731
         assert toy(keep, *arguments) == 0
         assert Path(folders[0]).parent == tmp_path
 
     def test_off(self):
         settings = []
-        keep = lambda asked: settings.append(getattr(jax.config, "jax_enable_compilation_cache")) or 0  # noqa: B009, E731
+        keep = lambda query: settings.append(getattr(jax.config, "jax_enable_compilation_cache")) or 0  # noqa: B009, E731
         assert toy(keep, "--compilation-cache=off") == 0
         assert settings == [False]
 

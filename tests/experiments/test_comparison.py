@@ -26,14 +26,14 @@ SMALL |= {"evaluate_every": 2}
 ON_CLIENTS = ("DPFL", "ALI-DPFL")
 
 
-def asked(method, **changes):
+def query(method, **changes):
     more = {"num_active": 2} if method == UPDATES else {}
     return request(COMPARISON, {"method": method, **SMALL, **more, **changes})
 
 
 @pytest.fixture(scope="module")
 def cases():
-    rows = {method: next(iter(asked(method).rows.values())) for method in METHODS}
+    rows = {method: next(iter(query(method).rows.values())) for method in METHODS}
     return PREPARE(rows).cases
 
 
@@ -56,8 +56,8 @@ def test_a_method_spends_its_budget_and_no_more(method, cases):
 def test_nodes_of_unequal_size_spend_the_budget_each():
     """A node of a graph, or a client, has noise of its own, so that none has that of the smallest for nothing."""
     uneven = {"partition": "quantity", "alpha": 1.0, "batch_size": 2}
-    rows = {method: next(iter(asked(method, **uneven).rows.values())) for method in (*ON_A_GRAPH, *ON_CLIENTS)}
-    sizes = rows["PrivSGP"].sizes()
+    rows = {method: next(iter(query(method, **uneven).rows.values())) for method in (*ON_A_GRAPH, *ON_CLIENTS)}
+    sizes = rows["PrivSGP"].samples_per_node()
     assert max(sizes) > 2 * min(sizes)
     for method, case in PREPARE(rows).cases.items():
         assert case.privacy is not None
@@ -87,12 +87,12 @@ def test_a_row_is_that_of_the_method_s_own_experiment(method, experiment, tmp_pa
     )
     rounds = "--iterations 4" if experiment == "privsgp_vr" else "--rounds 4 --partition iid --max-iterations 12"
     rounds += "" if experiment == "privsgp_vr" else " --local-steps 3 --noise-multiplier calibrated"
-    found = []
+    actual = []
     for name, words in ((experiment, rounds), ("comparison", "--rounds 4")):
         out = tmp_path / name
         assert main(EXPERIMENTS[name], f"{common} {words} --out {out}".split()) == 0
-        found.append([{**line, "case": ""} for line in run_lines(out)])
-    numbers = [[line[name] for line in lines for name in ("test_accuracy", "train_loss")] for lines in found]
+        actual.append([{**line, "case": ""} for line in run_lines(out)])
+    numbers = [[line[name] for line in lines for name in ("test_accuracy", "train_loss")] for lines in actual]
     assert numbers[0] == numbers[1]
 
 
@@ -128,15 +128,15 @@ def test_the_best_step_of_each_is_that_of_results_csv(tmp_path, capsys):
 
 def test_other_options_that_vary_are_places_of_their_own():
     axes = ({"step_size": (0.1, 0.2)}, {"clip_norm": (1.0, 2.0)}, {"seed": (0, 1)})
-    found = request(COMPARISON, {"method": "PrivSGP"}, axes)
-    means = dict(zip(found.rows, (0.1, 0.4, 0.3, 0.2), strict=True))
+    actual = request(COMPARISON, {"method": "PrivSGP"}, axes)
+    means = dict(zip(actual.rows, (0.1, 0.4, 0.3, 0.2), strict=True))
     one = {"std": 0.0, "costs": {}}
     cases = {name: {"test_accuracy": {**one, "mean": x, "per_seed": [x, x]}, **one} for name, x in means.items()}
-    rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, found.rows, None))
+    rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, actual.rows, None))
     picked = {row["clip_norm"]: (row["step_size"], row["test_accuracy"], row["at_an_end"]) for row in rows}
     assert picked == {1.0: (0.2, 0.3, True), 2.0: (0.1, 0.4, True)}
-    cases[list(found.rows)[1]]["test_accuracy"]["per_seed"][1] = None  # the best step of one seed alone is none
-    rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, found.rows, None))
+    cases[list(actual.rows)[1]]["test_accuracy"]["per_seed"][1] = None  # the best step of one seed only is none
+    rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, actual.rows, None))
     assert [row["step_size"] for row in rows] == [0.2, 0.2]
 
 
@@ -144,38 +144,38 @@ def test_options_are_those_of_the_comparison_on_every_data_set():
     given = [("ALI-DPFL", {"kappa": 7.0}), ("DPFL", {"local_steps": 2})]
     given += [(method, {"state_mixing": 0.7}) for method in ("DP-GT", "noisy-states")]
     for method, changes in given:
-        row = next(iter(asked(method, **changes).rows.values()))
+        row = next(iter(query(method, **changes).rows.values()))
         theirs = flat(_row(METHODS[method], row).config)
         assert {name: theirs[name] for name in changes} == changes
-    assert flat(_row(METHODS["ALI-DPFL"], next(iter(asked("ALI-DPFL").rows.values()))).config)["kappa"] == 30.0
-    refused(lambda: asked("PrivSGP", state_mixing=0.5), "state_mixing")
+    assert flat(_row(METHODS["ALI-DPFL"], next(iter(query("ALI-DPFL").rows.values()))).config)["kappa"] == 30.0
+    refused(lambda: query("PrivSGP", state_mixing=0.5), "state_mixing")
 
 
 def test_estimates_take_their_share_of_epsilon_and_no_more():
-    found = [
-        flat(_row(METHODS["ALI-DPFL"], next(iter(asked("ALI-DPFL", estimates_share=share).rows.values()))).config)
+    actual = [
+        flat(_row(METHODS["ALI-DPFL"], next(iter(query("ALI-DPFL", estimates_share=share).rows.values()))).config)
         for share in (0.1, 0.5)
     ]
-    assert found[0]["constants_noise"] > 2 * found[1]["constants_noise"]
-    assert found[0]["target_epsilon"] == found[1]["target_epsilon"] == 3.0
-    rows = asked("ALI-DPFL", estimates_share=0.1).rows
+    assert actual[0]["constants_noise"] > 2 * actual[1]["constants_noise"]
+    assert actual[0]["target_epsilon"] == actual[1]["target_epsilon"] == 3.0
+    rows = query("ALI-DPFL", estimates_share=0.1).rows
     (case,) = PREPARE(rows).cases.values()
     assert case.privacy is not None
     spent = case.privacy(4, local_iterations=12, estimate_releases=4)[0]
     assert 0.99 * 3 < spent["dp_epsilon"] <= 3
-    rows = asked("ALI-DPFL", estimates_share=1.0).rows
+    rows = query("ALI-DPFL", estimates_share=1.0).rows
     refused(lambda: PREPARE(rows), "estimates_share", "1")
-    refused(lambda: asked("DPFL", estimates_share=0.1), "estimates_share")
+    refused(lambda: query("DPFL", estimates_share=0.1), "estimates_share")
 
 
 def test_all_samples_of_a_node_are_those_of_the_smallest_over_seeds():
     axes = ({"seed": (0, 1, 2, 3)},)
-    found = request(COMPARISON, {"method": "DP-GT", **SMALL, "partition": "dirichlet", "alpha": 0.5}, axes)
-    (row,) = found.rows.values()
+    actual = request(COMPARISON, {"method": "DP-GT", **SMALL, "partition": "dirichlet", "alpha": 0.5}, axes)
+    (row,) = actual.rows.values()
     data_of = row.config.clients.data(row.config.data)
     smallest = min(int(data_of(seed).sizes.min()) for seed in range(4))
     assert flat(_row(METHODS["DP-GT"], row).config)["batch_size"] == smallest
-    PREPARE(found.rows)
+    PREPARE(actual.rows)
 
 
 def test_other_relations_share_no_picture(tmp_path, capsys):
@@ -191,15 +191,15 @@ def test_other_relations_share_no_picture(tmp_path, capsys):
 
 def test_refusals():
     for method in ("DP-GT", "noisy-states"):
-        rows = asked(method, neighboring_relation="zero_out").rows
+        rows = query(method, neighboring_relation="zero_out").rows
         refused(lambda rows=rows: PREPARE(rows), "neighboring_relation", "replace_one")
-    refused(lambda: asked("pooled", target_epsilon=2.0), "target_epsilon")
+    refused(lambda: query("pooled", target_epsilon=2.0), "target_epsilon")
 
 
 def test_graphs_are_what_methods_can_take():
     for method in METHODS:
         for graph in ("exponential", "directed_ring", "ring", "complete", "star"):
-            theirs = flat(_row(METHODS[method], next(iter(asked(method, graph=graph).rows.values()))).config)
+            theirs = flat(_row(METHODS[method], next(iter(query(method, graph=graph).rows.values()))).config)
             took = theirs.get("baseline_graph" if method == "noisy-states" else "graph", graph)
             needs_undirected = method in ("DP2-SGD", "A(DP)2SGD", "noisy-states")
             directed = graph in ("exponential", "directed_ring")

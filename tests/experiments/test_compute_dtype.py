@@ -16,14 +16,14 @@ WITH_MODEL = [name for name in EXPERIMENTS if "hidden" in options(type(EXPERIMEN
 KEY = jax.random.key(0)
 
 
-def asked(name, **changes):
+def query(name, **changes):
     """The first row's configuration of a small run."""
     return request(EXPERIMENTS[name], {**small(EXPERIMENTS[name]), **changes})
 
 
 def round_of(name, dtype):
     """The lowered program of a round of the first line."""
-    lines = asked(name, compute_dtype=dtype).rows
+    lines = query(name, compute_dtype=dtype).rows
     prepare = EXPERIMENTS[name].prepare
     if prepare is None:
         config = next(iter(lines.values())).config
@@ -55,7 +55,7 @@ def test_it_reaches_the_program(name):
 @pytest.mark.parametrize("name", [name for name in WITH_MODEL if EXPERIMENTS[name].prepare is not None])
 def test_random_numbers_are_those_of_before_in_float32_and_others_in_bfloat16(name):
     """A difference of two published runs with the same noise would tell gradients without noise."""
-    before, after = (identity(asked(name, compute_dtype=dtype).config) for dtype in ("float32", "bfloat16"))
+    before, after = (identity(query(name, compute_dtype=dtype).config) for dtype in ("float32", "bfloat16"))
     assert "compute_dtype" not in before
     assert after == {**before, "compute_dtype": "bfloat16"}
 

@@ -69,10 +69,10 @@ def test_process_0_alone_writes_and_tells_and_the_run_goes_on_nowhere_twice(tmp_
 def test_what_is_refused_is_told_once_and_leaves_nothing(tmp_path, options, of_second, teller, sentence):
     ends = both(tmp_path / "run", *options, of_second=of_second)
     assert [code for code, _ in ends] == [2, 2], ends
-    told = [[line for line in text.splitlines() if "error: " in line] for _, text in ends]
-    assert told[1 - teller] == []
-    assert len(told[teller]) == 1
-    assert told[teller][0].startswith(sentence)
+    message = [[line for line in text.splitlines() if "error: " in line] for _, text in ends]
+    assert message[1 - teller] == []
+    assert len(message[teller]) == 1
+    assert message[teller][0].startswith(sentence)
     assert not (tmp_path / "run").exists()
 
 
@@ -101,11 +101,11 @@ def test_a_process_whose_partner_is_killed_ends_in_a_sentence_and_both_resume(ki
     ends = both(tmp_path / "run", *LONG, meanwhile=kill)
     assert ends[killed][0] == -signal.SIGKILL
     assert died[0] > 0
-    told = without_libraries(ends[1 - killed][1]).splitlines()
-    described = told.index(next(line for line in told if line.startswith(GONE)))  # by process 0, before it trains
-    assert told[described:] == told[-1:], told
-    assert killed or not described, told
-    assert re.fullmatch(rf"{GONE}.*; the same commands with --resume go on from the last checkpoint", told[-1])
+    message = without_libraries(ends[1 - killed][1]).splitlines()
+    described = message.index(next(line for line in message if line.startswith(GONE)))  # by process 0, before it trains
+    assert message[described:] == message[-1:], message
+    assert killed or not described, message
+    assert re.fullmatch(rf"{GONE}.*; the same commands with --resume go on from the last checkpoint", message[-1])
     assert not re.search(r"stack trace|^ *@ +0x|^[EF]\d{4} ", ends[1 - killed][1], flags=re.M)
     assert run_bytes(tmp_path / "run") != uninterrupted
     assert [code for code, _ in both(tmp_path / "run", *LONG, "--resume")] == [0, 0]

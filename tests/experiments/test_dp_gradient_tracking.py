@@ -18,7 +18,7 @@ from experiments.dp_gradient_tracking import EXPERIMENT
 from experiments.dp_gradient_tracking.pictures import plot_budgets
 from experiments.dp_gradient_tracking.prepare import prepare
 from jaxfl.analysis.smoothness import estimate_constants
-from jaxfl.frame import lay, main
+from jaxfl.frame import main, override
 from jaxfl.frame.experiment import request
 from jaxfl.privacy.tracking import (
     NO_BOUND,
@@ -69,9 +69,9 @@ class TestFinishedRun:
         """alpha = 72 / 6^0.987, more than Lemma 1 allows on five agents: 1 for row sums of 1, 0.4 for eigenvalues."""
         alpha, lines = 72 / 6**0.987, finished[1].splitlines()
         warnings = [line for line in lines if line.startswith("warning: ")]
-        found = f"found {alpha:.6g}, required"
-        assert f"warning: Assumption 4: alpha < 1 / max_i sum_j R_ij fails: {found} 1 (DP-GT, S1)" in warnings
-        assert any(f"of L1 fails: {found} 0.4 (DP-GT, S1)" in line for line in warnings)
+        actual = f"found {alpha:.6g}, required"
+        assert f"warning: Assumption 4: alpha < 1 / max_i sum_j R_ij fails: {actual} 1 (DP-GT, S1)" in warnings
+        assert any(f"of L1 fails: {actual} 0.4 (DP-GT, S1)" in line for line in warnings)
         gamma = "warning: Assumption 5: gamma < n / (20 (v1 . v2) L) fails: found 0.1, required 0.02 (DP-GT, S2)"
         assert gamma in lines
         assert lines[: len(warnings)] == warnings
@@ -140,20 +140,20 @@ class TestPrograms:
     )
     def test_levels_of_noise_and_steps_share_one_and_keep_their_scales(self, scheme, levels):
         """At K = 2000, where p^K of a p in float32 would be off by 5e-5."""
-        asked = request(
+        query = request(
             EXPERIMENT,
             {**TINY, "iterations": 2000, "scheme": scheme},
             (levels, {"noise_gain": (0.1, 1.0)}, {"step_size": (0.01, 0.1)}),
         )
-        made = prepare(asked.rows)
+        made = prepare(query.rows)
         assert len(made.cases) == 8
         assert len({case.algorithm for case in made.cases.values()}) == 1
-        first = asked.config.settled()
-        scales = jax.jit(lambda numbers: lay(first, numbers)._schedule().state_noise_scale)
+        first = query.config.settled()
+        scales = jax.jit(lambda numbers: override(first, numbers)._schedule().state_noise_scale)
         for name, case in made.cases.items():
             assert set(case.numbers) == {*levels, "noise_gain", "step_size"}
             numbers = {key: jnp.float32(value) for key, value in case.numbers.items()}
-            exact = asked.rows[name].config.schedule().state_noise_scale
+            exact = query.rows[name].config.schedule().state_noise_scale
             np.testing.assert_allclose(scales(numbers), exact, rtol=2e-6)
 
     def test_what_a_method_does_not_use_makes_no_lines(self):

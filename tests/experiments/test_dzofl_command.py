@@ -190,9 +190,9 @@ def test_numbers_that_may_be_traced_share_a_program():
         "step_size=1,2 smoothing=0.5,1 quantizer_limit=1,2 radius_m=300,600 bandwidth_hz=1e6,3e6 transmit_dbm=17,20 "
         "noise_dbm_per_hz=-174,-170 path_loss_db=120,130 path_loss_exponent=3,4 uplink_bits_per_second=2e6,3e6"
     )
-    asked, _ = parse(EXPERIMENT, shlex.split(f"--method DZOFL --quantizer dithered --grid {axes}"))
-    (first, numbers), (second, _) = programs(asked.rows, Configuration.algorithm).values()
+    query, _ = parse(EXPERIMENT, shlex.split(f"--method DZOFL --quantizer dithered --grid {axes}"))
+    (first, numbers), (second, _) = programs(query.rows, Configuration.algorithm).values()
     assert first is second
     assert set(numbers) == {pair.partition("=")[0] for pair in axes.split()}
-    (left, right) = (line.config for line in asked.rows.values())
+    (left, right) = (line.config for line in query.rows.values())
     assert not np.allclose(left.success(), right.success())

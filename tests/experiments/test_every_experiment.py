@@ -97,7 +97,7 @@ class Ended(NamedTuple):
         """Lines of metrics.jsonl."""
         return run_lines(self.folder)
 
-    def asked(self):
+    def query(self):
         """The request that the arguments made."""
         experiment = EXPERIMENTS[self.name]
         return request(experiment, small(experiment), (*steps(experiment), {"seed": (0, 1)}))
@@ -138,13 +138,13 @@ class TestFinishedRun:
     def test_config_holds_every_option_that_decides_results(self, finished):
         """And with it every line can be asked for again."""
         written = json.loads((finished.folder / "config.json").read_text())
-        known, asked = options(type(EXPERIMENTS[finished.name].base)), finished.asked()
+        known, query = options(type(EXPERIMENTS[finished.name].base)), finished.asked()
         saved = {name for name, option in known.items() if option.saved}
-        assert set(saved_options(asked)) == saved | {"cases"} <= set(written["config"])
+        assert set(saved_options(query)) == saved | {"cases"} <= set(written["config"])
         assert not {name for name, option in known.items() if not option.saved} & set(written["config"])
         lines = written["config"]["cases"]
-        assert list(lines) == list(asked.rows)
-        for name, line in asked.rows.items():
+        assert list(lines) == list(query.rows)
+        for name, line in query.rows.items():
             again = {**written["config"], **lines[name]}
             expected = jsonable({key: value for key, value in flat(line.config).items() if key in saved}, "config")
             assert {key for key in saved if again[key] != expected[key]} <= {"node_loop"}  # what auto stands for
@@ -324,8 +324,8 @@ PRESETS = [(name, preset) for name in ALL for preset in EXPERIMENTS[name].preset
 def test_every_preset_gives_lines_in_which_all_that_it_says_counts(name, preset):
     experiment = EXPERIMENTS[name]
     row = experiment.presets[preset]
-    asked = request(experiment, {}, (), preset)
-    configs = [line.config for line in asked.rows.values()]
+    query = request(experiment, {}, (), preset)
+    configs = [line.config for line in query.rows.values()]
     flats = [flat(config) for config in configs]
     varied = {option for axis in row.grid for option in axis}
     idle = set.intersection(*(idle_options(config, values) for config, values in zip(configs, flats, strict=True)))
@@ -333,7 +333,7 @@ def test_every_preset_gives_lines_in_which_all_that_it_says_counts(name, preset)
     for option, value in row.changes.items():
         assert option in varied or {values[option] for values in flats} == {value}
     for option, values in ((option, values) for axis in row.grid for option, values in axis.items()):
-        known = {seed for line in asked.rows.values() for seed in line.seeds} if option == "seed" else {
+        known = {seed for line in query.rows.values() for seed in line.seeds} if option == "seed" else {
             values[option] for values in flats if option not in idle_options(configs[0], values)
         }  # fmt: skip
         assert known <= set(values)

@@ -118,7 +118,7 @@ def complaint(name, words, folder):
     """Find the fault in how a line ends: (exit code, None) for none, or (code, text)."""
     before = files(folder)
     try:
-        code, told = ending(name, words)
+        code, message = ending(name, words)
     except (Exception, SystemExit, TooLong) as error:
         return 1, f"{type(error).__name__}: {error}"
     made = {path for path in files(folder) - before if "--compilation-cache" not in words or not is_cache(path)}
@@ -126,14 +126,14 @@ def complaint(name, words, folder):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not code:
         return code, None
-    sentences = [line for line in told.splitlines() if not line.startswith("warning: ")]
+    sentences = [line for line in message.splitlines() if not line.startswith("warning: ")]
     if code != 2 or len(sentences) != 1 or not re.fullmatch(SENTENCE, sentences[0]):
-        return code, told
+        return code, message
     named = sentences[0].removeprefix("error: ").partition(": ")[0]
     known = {flag(option) for option in options(type(EXPERIMENTS[name].base))}
-    if not {named} & {*known, *FRAME} and "there is none of that name" not in told:
-        return code, f"names no option: {told}"
-    return code, f"left {sorted(map(str, made))}: {told}" if made else None
+    if not {named} & {*known, *FRAME} and "there is none of that name" not in message:
+        return code, f"names no option: {message}"
+    return code, f"left {sorted(map(str, made))}: {message}" if made else None
 
 
 def lines(name, count, seed=0):

@@ -191,12 +191,12 @@ def test_a_run_that_is_asked_to_stop_tells_its_jobs(here, tmp_path, monkeypatch)
         return submit(job)
 
     monkeypatch.setattr(here, "submit", asked_meanwhile)
-    asked = parse(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS])[0]
+    query = parse(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS])[0]
     with pytest.raises(JobsStopped):
-        frame_run.run(asked._replace(stop=stop))
+        frame_run.run(query._replace(stop=stop))
     assert (tmp_path / "run" / "config.json").exists()
-    asked = parse(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--resume"])[0]
-    assert frame_run.run(asked) == 0
+    query = parse(EXPERIMENT, [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--resume"])[0]
+    assert frame_run.run(query) == 0
 
 
 @pytest.mark.slow
@@ -279,8 +279,8 @@ class TestSlurm:
 
     def test_the_batch_file_has_all_options(self, monkeypatch, tmp_path):
         monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-        asked = {"partition": "long", "account": "lab", "minutes": 90, "cpus": 6, "memory_gb": 24.0}
-        launch = Launch("slurm", gpus=2, **{f"slurm_{name}": value for name, value in asked.items()})
+        query = {"partition": "long", "account": "lab", "minutes": 90, "cpus": 6, "memory_gb": 24.0}
+        launch = Launch("slurm", gpus=2, **{f"slurm_{name}": value for name, value in query.items()})
         launch.check()
         executor = launch.executor(tmp_path, "jaxfl-fig7")._executor
         text = executor._make_submission_file_text("true", "0")
@@ -303,14 +303,14 @@ class TestDevices:
         monkeypatch.setattr(Job, "__call__", lambda job: None)
         command = [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--gpus", "2", "--retries", "0"]
         assert main(EXPERIMENT, command) == 1
-        assert [told["visible_gpus"] for told in here.told] == [[3, 5], [6, 7]]
+        assert [message["visible_gpus"] for message in here.told] == [[3, 5], [6, 7]]
 
     def test_a_gpu_is_given_again_when_its_job_has_ended(self, here, tmp_path, monkeypatch):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         monkeypatch.setattr(Job, "__call__", lambda job: None)
         command = [*SHORT, "--out", str(tmp_path / "run"), *JOBS, "--gpus", "1", "--retries", "1"]
         assert main(EXPERIMENT, command) == 1
-        assert sorted(told["visible_gpus"] for told in here.told) == [[0], [0], [1], [1]]
+        assert sorted(message["visible_gpus"] for message in here.told) == [[0], [0], [1], [1]]
 
     @pytest.mark.parametrize("listed", ["0", "", "GPU-1f2e,GPU-77aa"])
     def test_fewer_than_the_jobs_need_are_refused(self, listed, monkeypatch):
@@ -378,8 +378,8 @@ def test_a_launcher_that_is_terminated_ends_its_jobs_and_is_resumed(tmp_path):
             assert time.monotonic() - began < 200
             time.sleep(0.05)
         child.send_signal(signal.SIGTERM)
-        _, told = child.communicate(timeout=200)
-    assert (child.returncode, told) == (
+        _, message = child.communicate(timeout=200)
+    assert (child.returncode, message) == (
         143,
         "terminated: the same command with --resume goes on from the last checkpoints\n",
     )

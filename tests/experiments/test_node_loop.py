@@ -17,9 +17,9 @@ def test_auto_goes_by_platform_and_model(platform, convolutions, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: platform)
     assert (automatic(True), automatic(False)) == (convolutions, "vmap")
     for model, expected in (("cnn", convolutions), ("mlp", "vmap")):
-        for asked, used in (("auto", expected), ("chunk:3", "chunk:3")):
+        for query, used in (("auto", expected), ("chunk:3", "chunk:3")):
             records.Network.task.cache_clear()  # which does not know of another platform
-            network = dataclasses.replace(records.Network(), **{"model": model, "node_loop": asked})
+            network = dataclasses.replace(records.Network(), **{"model": model, "node_loop": query})
             assert network.task(records.Data()).node_loop == used
     records.Network.task.cache_clear()
 

@@ -33,8 +33,8 @@ def test_all_experiments_with_a_partition_take_tables():
 
 @pytest.mark.parametrize("name", [name for name in TAKE_TABLES if name != "similarity"])
 def test_each_site_is_a_node(name, table):
-    asked = request(EXPERIMENTS[name], {"dataset": table, "model": "mlp", **OWN})
-    config, values = asked.config, flat(asked.config)
+    query = request(EXPERIMENTS[name], {"dataset": table, "model": "mlp", **OWN})
+    config, values = query.config, flat(query.config)
     assert (values["nodes"], values["partition"]) == (5, "sites")
     own = config.agents if name == "dp_gradient_tracking" else config.clients
     of_seed = own.data(config.data, 5, (0,)) if name == "embracing_fl" else own.data(config.data)
@@ -44,8 +44,8 @@ def test_each_site_is_a_node(name, table):
 
 
 def test_what_is_said_goes_before_what_follows(table):
-    asked = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "partition": "iid", "nodes": 4, **OWN})
-    assert (asked.config.clients.nodes, asked.config.clients.partition) == (4, "iid")
+    query = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "partition": "iid", "nodes": 4, **OWN})
+    assert (query.config.clients.nodes, query.config.clients.partition) == (4, "iid")
     four = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "nodes": 4, **OWN}).config
     refused(lambda: four.clients.data(four.data)(0), "num_nodes", "5")
     refused(lambda: request(EXPERIMENTS["privsgp_vr"], {"site_column": "town"}), "site_column")
@@ -74,8 +74,8 @@ def test_a_run_on_sites_and_their_edges(table, tmp_path, capsys):
     printed = capsys.readouterr().out
     rows = read_results(tmp_path / "own" / "sites.csv")
     assert [row["site"] for row in rows] == [*SITES]
-    for row, asked in zip(rows, (16, 8, 4, 2, 1), strict=True):
-        assert 0.99 * asked < row["dp_epsilon"] <= asked
+    for row, query in zip(rows, (16, 8, 4, 2, 1), strict=True):
+        assert 0.99 * query < row["dp_epsilon"] <= query
         assert (row["bound"], row["neighboring_relation"], row["samples"]) == ("proven", "zero_out", 32)
         assert re.search(rf"│ {row['site']} +│ +32 │ +[\d.]+ │ +{row['noise_std']:.4g} │", printed)
     assert [row["noise_std"] for row in rows] == sorted(row["noise_std"] for row in rows)

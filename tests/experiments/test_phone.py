@@ -64,13 +64,13 @@ def test_table_8_embracing_is_slower_forward_and_faster_backward_than_width_redu
 
 
 def test_every_term_by_hand():
-    found = round_seconds(WORK, PROFILE, batch_size=6, num_local_steps=10)
+    actual = round_seconds(WORK, PROFILE, batch_size=6, num_local_steps=10)
     # A forward pass has 230 operations, of which 125 are trained; 60 samples are used.
-    np.testing.assert_allclose(found.forward, 230 * 60 / 2)
+    np.testing.assert_allclose(actual.forward, 230 * 60 / 2)
     held = 4 * (2 * 10 + 2 * 20 * 6)
-    np.testing.assert_allclose(found.backward, 2 * 125 * 60 / 3 + 10 * held / 5)
-    np.testing.assert_allclose(found.io, 2 * 11 + 2 * 4 * (8 + 4) * 60 / 7)
-    np.testing.assert_allclose(found.communication, 32 * 40 / 13 + 32 * 10 / 17 + 4 * 19)
+    np.testing.assert_allclose(actual.backward, 2 * 125 * 60 / 3 + 10 * held / 5)
+    np.testing.assert_allclose(actual.io, 2 * 11 + 2 * 4 * (8 + 4) * 60 / 7)
+    np.testing.assert_allclose(actual.communication, 32 * 40 / 13 + 32 * 10 / 17 + 4 * 19)
 
 
 def test_a_model_that_does_not_fit_is_refused():

@@ -43,8 +43,8 @@ def checksums(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_preset_and_no_default_moves(name):
     """An option that is new is not compared."""
-    found = checksums(name)
+    actual = checksums(name)
     if os.environ.get("JAXFL_TESTS_PIN") == "1":
-        KEPT[name] = found
+        KEPT[name] = actual
         PINS.write_text(json.dumps(KEPT, indent=1) + "\n")
-    assert {option: found.get(option) for option in KEPT[name]} == KEPT[name]
+    assert {option: actual.get(option) for option in KEPT[name]} == KEPT[name]

@@ -56,8 +56,8 @@ def test_draws_are_fresh_where_they_are_secret_and_of_the_seed_elsewhere():
     from jaxfl.frame.command_line import parse
 
     def draws(words):
-        asked, _ = parse(EXPERIMENTS["privsgp_vr"], f"{SHORT} --private-selection geometric {words}".split())
-        return [row.config.learning.step_size for row in asked.rows.values()]
+        query, _ = parse(EXPERIMENTS["privsgp_vr"], f"{SHORT} --private-selection geometric {words}".split())
+        return [row.config.learning.step_size for row in query.rows.values()]
 
     assert draws("") == draws("")
     assert len({tuple(draws("--seed-from-os")) for _ in range(8)}) == 8
@@ -79,8 +79,8 @@ def test_runs_that_read_alike_have_names_of_their_own():
     axes = ({"step_size": (0.12345678, 0.12345679)},)
     changes = {"method": "PrivSGP", "seed": 0}
     refused(lambda: request(EXPERIMENTS["privsgp_vr"], changes, axes), "step_size", "six digits")
-    found = request(EXPERIMENTS["privsgp_vr"], changes, axes, numbered=True)
-    assert [name.rpartition(", ")[2] for name in found.rows] == ["run 1", "run 2"]
+    actual = request(EXPERIMENTS["privsgp_vr"], changes, axes, numbered=True)
+    assert [name.rpartition(", ")[2] for name in actual.rows] == ["run 1", "run 2"]
 
 
 def test_the_epsilon_is_of_the_curve_of_the_runs(tmp_path):
@@ -129,8 +129,8 @@ def test_refusals(words, said, tmp_path, capsys):
         kept = [part for part in kept if "target" not in part]
     out = [] if "--resume" in given else ["--out", str(tmp_path / "run")]
     assert command(" ".join([*kept, words, *out])) == 2
-    found = capsys.readouterr().err
-    assert any(part in found for part in said.split("|")), found
+    actual = capsys.readouterr().err
+    assert any(part in actual for part in said.split("|")), actual
     assert not (tmp_path / "run").exists()
 
 
@@ -140,13 +140,13 @@ def test_runs_whose_parameters_no_statement_covers_are_refused():
     from jaxfl.frame.selecting import checked_search
 
     words = f"{SHORT} --private-selection geometric".split()
-    asked, _ = parse(EXPERIMENTS["privsgp_vr"], words)
-    search = asked.search
+    query, _ = parse(EXPERIMENTS["privsgp_vr"], words)
+    search = query.search
     assert search is not None
-    _, cases, _ = prepare(asked)
-    assert checked_search(search, asked.rows, cases, {})
-    uncovered = {name: case._replace(covered=False) for name, case in cases.items()}
-    refused(lambda: checked_search(search, asked.rows, uncovered, {}), "private_selection", "covered")
+    _, cases, _ = prepare(query)
+    assert checked_search(search, query.rows, cases, {})
+    uncovered = {name: case._replace(final_params_are_private=False) for name, case in cases.items()}
+    refused(lambda: checked_search(search, query.rows, uncovered, {}), "private_selection", "covered")
 
 
 def test_a_search_without_a_result_selects_nothing():

@@ -52,8 +52,8 @@ class TestSpending:
     def test_noise_on_a_grid_is_calibrated_for_its_rounding(self):
         """Noise, stop and statements count the rounding, and the released steps are those of the option."""
         axis = "--grid noise=gaussian,grid_gaussian,grid_gaussian grid_bits=12,12,14"
-        asked = f"--nodes 4 --method PrivSGP-VR {axis} --iterations 50"
-        configs = settle(f"{asked} --target-epsilon 2", [359] * 4).values()
+        query = f"--nodes 4 --method PrivSGP-VR {axis} --iterations 50"
+        configs = settle(f"{query} --target-epsilon 2", [359] * 4).values()
         assert [releases_of(config, [359] * 4).each[0].grid for config in configs] == [
             None,
             privacy.Grid(12, 2410),
@@ -63,7 +63,7 @@ class TestSpending:
             assert 1.98 < epsilon_of(config, 359, 50) <= 2.0
         plain, coarse, fine = (config.budget.noise_std for config in configs)
         assert plain < fine < coarse
-        fixed = lines_of(f"{asked} --target-epsilon 2 --noise-std {plain}")
+        fixed = lines_of(f"{query} --target-epsilon 2 --noise-std {plain}")
         rounds = [rounds_allowed(name, line.config, line.config, [359] * 4) or 0 for name, line in fixed.items()]
         assert rounds[0] == 50 > rounds[2] > rounds[1] > 0
         stated = [proven(privacy_of(line.config, [359] * 4)(50))["dp_epsilon"] for line in fixed.values()]
@@ -79,15 +79,15 @@ class TestSpending:
     def test_the_step_goes_by_the_noise_of_the_budget(self):
         """Noise of the noisiest node at all nodes would carry the mean model as far, at every budget; but no step is
         above the quiet."""
-        asked = "--nodes 4 --method PrivSGP --batch-size 8 --iterations 50 --step-size auto"
-        configs = [*settle(f"{asked} --grid target_epsilon=0.5,2", [359]).values()]
-        configs += settle(f"{asked} --node-epsilons 0.5 0.5 2 2", [359] * 4).values()
+        query = "--nodes 4 --method PrivSGP --batch-size 8 --iterations 50 --step-size auto"
+        configs = [*settle(f"{query} --grid target_epsilon=0.5,2", [359]).values()]
+        configs += settle(f"{query} --node-epsilons 0.5 0.5 2 2", [359] * 4).values()
         for config in configs:
             of_mean = config.budget.noise_std / 2  # of each coordinate of the mean of 4 nodes
             assert config.budget.noise_std == max(config.budget.node_noise or (config.budget.noise_std,))
             assert config.learning.step_size * of_mean * (50 * 2410) ** 0.5 == pytest.approx(11.0)
         quiet = 0.5 * 8**0.6
-        (config,) = settle(f"{asked} --target-epsilon 1e4", [359]).values()
+        (config,) = settle(f"{query} --target-epsilon 1e4", [359]).values()
         assert config.learning.step_size == pytest.approx(quiet, abs=1e-3)
         steps = {
             "--dataset mnist": 0.5 * 12**0.6,
@@ -99,8 +99,8 @@ class TestSpending:
             "--iterations 2": 0.2,
         }
         for words, step in steps.items():
-            found = next(iter(lines_of(f"--batch-size 12 {words}").values())).config.learning.step_size
-            assert found == (step if isinstance(step, str) else pytest.approx(step, abs=1e-3))
+            actual = next(iter(lines_of(f"--batch-size 12 {words}").values())).config.learning.step_size
+            assert actual == (step if isinstance(step, str) else pytest.approx(step, abs=1e-3))
 
     def test_a_table_of_batches_is_accounted_by_its_entries(self):
         """Each sample adds its share of the entry: clip norm times entries over samples."""
@@ -203,12 +203,12 @@ class TestSitesOfUnequalSize:
         ["", "--bound published --method PrivSGP-VR", "--noise grid_gaussian --grid-bits 12 --method PrivSGP-VR"],
     )
     def test_every_node_spends_the_budget(self, options):
-        asked = f"--nodes 4 --batch-size 20 --iterations 30 --target-epsilon 3 {options}"
-        asked += "" if "--method" in options else f" {ALL_METHODS}"
-        for name, config in settle(asked, list(self.SIZES)).items():
-            found = privacy_of(config, self.SIZES)(30)[0]
-            assert found["asked"]
-            assert all(0.99 * 3 < epsilon <= 3 for epsilon in found["node_epsilons"]), name
+        query = f"--nodes 4 --batch-size 20 --iterations 30 --target-epsilon 3 {options}"
+        query += "" if "--method" in options else f" {ALL_METHODS}"
+        for name, config in settle(query, list(self.SIZES)).items():
+            actual = privacy_of(config, self.SIZES)(30)[0]
+            assert actual["asked"]
+            assert all(0.99 * 3 < epsilon <= 3 for epsilon in actual["node_epsilons"]), name
             noise = config.budget.node_noise
             assert "grid" in options or [*noise] == sorted(noise, reverse=True)
             assert noise[0] > 1.5 * noise[-1]
@@ -269,9 +269,9 @@ class TestPersonalizedBudgets:
     def test_noise_meets_every_nodes_own_budget(self):
         options = f"--nodes 4 {TWO} --node-epsilons 1 2 4 8 --iterations 50"
         for config in settle(options, list(self.SIZES)).values():
-            found = self.stated(config, 50)
-            assert found["dp_epsilon"] == max(found["node_epsilons"])
-            for epsilon, budget in zip(found["node_epsilons"], self.BUDGETS, strict=True):
+            actual = self.stated(config, 50)
+            assert actual["dp_epsilon"] == max(actual["node_epsilons"])
+            for epsilon, budget in zip(actual["node_epsilons"], self.BUDGETS, strict=True):
                 assert 0.99 * budget < epsilon <= budget
 
     @pytest.mark.statistical
@@ -287,10 +287,10 @@ class TestPersonalizedBudgets:
     def test_the_run_stops_when_the_first_budget_is_spent(self):
         noise, budgets = " ".join(["0.1"] * 4), (2.0, 2.0, 1.5, 2.0)
         options = f"--nodes 4 --method PrivSGP --node-noise {noise} --iterations 500"
-        asked = lines_of(f"{options} --node-epsilons {' '.join(map(str, budgets))}")
-        (name,) = asked
-        config = settled(asked, {name: self.SIZES}, lambda config: CIFAR10_CONSTANTS)[name].config
-        rounds = rounds_allowed(name, asked[name].config, config, self.SIZES)
+        query = lines_of(f"{options} --node-epsilons {' '.join(map(str, budgets))}")
+        (name,) = query
+        config = settled(query, {name: self.SIZES}, lambda config: CIFAR10_CONSTANTS)[name].config
+        rounds = rounds_allowed(name, query[name].config, config, self.SIZES)
         assert rounds is not None
         assert 0 < rounds < 500
         within, beyond = (self.stated(config, ran)["node_epsilons"] for ran in (rounds, rounds + 1))

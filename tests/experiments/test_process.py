@@ -102,6 +102,6 @@ def test_a_run_goes_on_without_its_standard_output(shell, reason, tmp_path):
 def test_help_that_cannot_be_shown_is_no_success(tmp_path):
     with open("/dev/full", "w") as full:
         process = start("privsgp_vr", "--help", cwd=tmp_path, stdout=full)
-        _, told = process.communicate(timeout=120)
-    assert (process.returncode, told.count("\n")) == (1, 1)
-    assert "no space left on device" in told
+        _, message = process.communicate(timeout=120)
+    assert (process.returncode, message.count("\n")) == (1, 1)
+    assert "no space left on device" in message

@@ -42,8 +42,8 @@ def test_the_predicted_memory_is_within_a_third_of_the_peak(nodes, tmp_path):
     text = done.stdout + done.stderr
     assert done.returncode == 0, text
     assert (tmp_path / "run" / "plots" / "training.png").exists()
-    found, peak = re.search(r"predicted peak memory ([\d.]+) ([MG])B", text), re.search(r"^peak (\d+)$", text, re.M)
-    assert found, text
+    actual, peak = re.search(r"predicted peak memory ([\d.]+) ([MG])B", text), re.search(r"^peak (\d+)$", text, re.M)
+    assert actual, text
     assert peak, text
-    predicted = float(found[1]) * {"M": 1e6, "G": 1e9}[found[2]]
+    predicted = float(actual[1]) * {"M": 1e6, "G": 1e9}[actual[2]]
     assert 1 / 1.3 < int(peak[1]) / predicted < 1.3

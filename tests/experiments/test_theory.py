@@ -60,9 +60,9 @@ def test_ali_dpfl_compares_its_step_size_with_the_estimated_beta(step_size, brea
     """beta is known at the end of a run; 1 - eta beta / 2, by which phi moves, is printed for each case."""
     words = f"--method ALI-DPFL --constants as_published --rounds 3 --step-size {step_size} --quiet"
     assert main(EXPERIMENTS["ali_dpfl"], [*words.split(), "--out", str(tmp_path / "run")]) == 0
-    told = capsys.readouterr().out
-    assert ("Theorem 2: eta beta <= 1 fails" in told) == breaks
-    assert "omega (1 - eta beta / 2)" in told
+    message = capsys.readouterr().out
+    assert ("Theorem 2: eta beta <= 1 fails" in message) == breaks
+    assert "omega (1 - eta beta / 2)" in message
 
 
 def test_a_condition_that_all_cases_break_is_one_line():

@@ -51,7 +51,7 @@ def numbers(scheme, weight, pair):
     pair = type(pair)(*(weight * one for one in pair))
     move, inflow = transitions(schedule, pair)
     covariance = spread(schedule, move, inflow, 2 * AGENTS)
-    state = np.vstack([np.zeros((AGENTS, AGENTS)), np.eye(AGENTS)])  # gradients that never change enter y_0 alone
+    state = np.vstack([np.zeros((AGENTS, AGENTS)), np.eye(AGENTS)])  # gradients that never change enter y_0 only
     for _ in range(ROUNDS):
         state = move @ state
     owed = -state[:AGENTS]
@@ -83,18 +83,18 @@ def test_the_table_of_weights_follows_from_the_algorithm(weight):
 
 def test_distances_from_the_average_follow_from_the_algorithm():
     words = " ".join(PAGE.read_text().split())
-    found = re.search(
+    actual = re.search(
         r"of ([\d.]+) \(([\d.]+)\), and ([\d.]+) \(([\d.]+)\) with self-loops"
         r".*noisy-states the lines predict ([\d.]+),",
         words,
     )
-    assert found is not None
+    assert actual is not None
     pairs = [(scheme, pair) for pair in (five_agents(), five_agents_self_loops()) for scheme in ("S2", "S1")]
     predicted = [numbers(scheme, 0.01, pair)[3] for scheme, pair in pairs]
     schedule, mixing = paper_schedule("S2", ROUNDS - 1, AGENTS), ring(AGENTS).mixing_matrix(0)
     move = (1 - schedule.state_mixing) * np.eye(AGENTS) + schedule.state_mixing * mixing
     predicted.append(distance(spread(schedule, move, schedule.state_mixing * mixing, AGENTS)))
-    np.testing.assert_allclose([float(text) for text in found.groups()], predicted, rtol=0.01)
+    np.testing.assert_allclose([float(text) for text in actual.groups()], predicted, rtol=0.01)
 
 
 def test_the_noise_of_noisy_states_with_less_mixing_follows_from_the_algorithm():

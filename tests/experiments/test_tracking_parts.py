@@ -91,8 +91,8 @@ class TestAgentsOfUnequalSize:
         [("DP-GT", "laplace"), ("DP-GT", "gaussian"), ("noisy-states", "laplace"), ("noisy-outputs", "gaussian")],
     )
     def test_every_agent_spends_the_budget(self, method, distribution, scheme):
-        asked = {"method": method, "distribution": distribution, "scheme": scheme, "iterations": 60}
-        held = calibrated(config_of(**asked, batch_size=20, target_epsilon=3.0), self.SIZES)
+        query = {"method": method, "distribution": distribution, "scheme": scheme, "iterations": 60}
+        held = calibrated(config_of(**query, batch_size=20, target_epsilon=3.0), self.SIZES)
         stated = privacy_of(held, self.SIZES)(held.num_rounds)[0]
         assert stated["asked"]
         assert all(0.99 * 3 < epsilon <= 3 for epsilon in stated["node_epsilons"])
@@ -100,7 +100,7 @@ class TestAgentsOfUnequalSize:
         assert gains.max() == 1.0
         if (method, distribution) == ("DP-GT", "laplace"):  # whose bound counts a sample's batches
             assert gains.min() == gains[np.argmax(self.SIZES)] < 0.4
-        unscaled = config_of(**asked, batch_size=20, noise_gain=held.noise.noise_gain).schedule().state_noise_scale
+        unscaled = config_of(**query, batch_size=20, noise_gain=held.noise.noise_gain).schedule().state_noise_scale
         np.testing.assert_allclose(scales, gains[:, None] * unscaled, rtol=1e-12)
 
     def test_an_even_deal_keeps_the_ratios_of_the_schedule(self):

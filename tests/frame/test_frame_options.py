@@ -216,6 +216,6 @@ class TestGrids:
 
     def test_from_python_as_from_the_command_line(self):
         grid = ({"step_size": (0.1, 0.2)}, {"rounds": (1, 2), "seed": (3, 4)})
-        asked = request(EXPERIMENT, {"shape": "circle"}, grid)
-        assert asked.rows == ask("--shape circle --grid step_size=0.1,0.2 --grid rounds=1,2 seed=3,4").rows
+        query = request(EXPERIMENT, {"shape": "circle"}, grid)
+        assert query.rows == ask("--shape circle --grid step_size=0.1,0.2 --grid rounds=1,2 seed=3,4").rows
         assert list(configs(grid))[1] == {"step_size": 0.1, "rounds": 2, "seed": 4}

@@ -6,7 +6,7 @@ import pytest
 from toy_experiment import EXPERIMENT, Configuration, ask
 
 from jaxfl.core import ArgumentError
-from jaxfl.frame import Row, flat, lay, programs
+from jaxfl.frame import Row, flat, override, programs
 from jaxfl.frame.experiment import request
 
 
@@ -45,11 +45,11 @@ class TestLayers:
 
 class TestLines:
     def test_points_that_differ_in_idle_options_are_one_line(self):
-        asked = ask("--grid shape=circle,square --grid side=1,2 --grid seed=0,1")
-        assert {name: line.seeds for name, line in asked.rows.items()} == {
+        query = ask("--grid shape=circle,square --grid side=1,2 --grid seed=0,1")
+        assert {name: line.seeds for name, line in query.rows.items()} == {
             "circle": (0, 1), "square, side 1": (0, 1), "square, side 2": (0, 1)
         }  # fmt: skip
-        assert [line.settings for line in asked.rows.values()] == [
+        assert [line.settings for line in query.rows.values()] == [
             {"shape": "circle"}, {"shape": "square", "side": 1.0}, {"shape": "square", "side": 2.0}
         ]  # fmt: skip
 
@@ -104,5 +104,5 @@ class TestPrograms:
         assert len(self.groups(f"{shape}--grid {axis}")) == programs_
 
     def test_a_number_that_counts_at_no_line_is_none(self):
-        idle = {name: Row(lay(Configuration(), {"shape": "square", "side": 1.0}), (0,), {}) for name in ("a", "b")}
+        idle = {name: Row(override(Configuration(), {"shape": "square", "side": 1.0}), (0,), {}) for name in ("a", "b")}
         assert [numbers for _, numbers in programs(idle, lambda config: config).values()] == [{}, {}]

@@ -38,8 +38,8 @@ def test_a_partners_death_is_one_sentence_wherever_its_text_is_cut(cut):
 
 
 def test_the_sentence_of_python_stands_and_the_page_behind_it_goes():
-    told = GONE.encode() + b" (Connection closed by peer)" + GOES_ON.encode() + b"\n"
-    assert passed(told + TROUBLE, FATAL, STACK) == told
+    message = GONE.encode() + b" (Connection closed by peer)" + GOES_ON.encode() + b"\n"
+    assert passed(message + TROUBLE, FATAL, STACK) == message
 
 
 @pytest.mark.parametrize(

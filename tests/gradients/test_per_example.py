@@ -40,10 +40,10 @@ def test_weighted_sum_equals_clipped_per_sample_gradients(task, clip_order, clip
     expected = plain_per_sample(task, params, inputs, labels)
     norms = np.linalg.norm(expected, ord=clip_order, axis=1)
     scale = np.ones(9) if clip_norm is None else np.minimum(1.0, clip_norm / norms)
-    found = weighted_sum(task, params, inputs, labels, weights, clip_norm=clip_norm, clip_order=clip_order)
-    np.testing.assert_allclose(flat(found.gradient), (np.asarray(weights) * scale) @ expected, rtol=2e-5, atol=2e-6)
-    np.testing.assert_array_equal(found.clipped, scale < 1)
-    np.testing.assert_allclose(found.losses, task.loss(params, inputs, labels), rtol=1e-6)
+    actual = weighted_sum(task, params, inputs, labels, weights, clip_norm=clip_norm, clip_order=clip_order)
+    np.testing.assert_allclose(flat(actual.gradient), (np.asarray(weights) * scale) @ expected, rtol=2e-5, atol=2e-6)
+    np.testing.assert_array_equal(actual.clipped, scale < 1)
+    np.testing.assert_allclose(actual.losses, task.loss(params, inputs, labels), rtol=1e-6)
     rows = per_sample(task, params, inputs, labels, clip_norm=clip_norm, clip_order=clip_order)
     np.testing.assert_allclose(rows_of(rows.gradient), scale[:, None] * expected, rtol=2e-5, atol=2e-6)
 
@@ -55,8 +55,8 @@ def test_a_million_small_coordinates_are_clipped_at_the_smallest_clip_norm(clip_
     task = from_functions(lambda key: jnp.zeros(size), lambda params, inputs, labels: inputs @ params)
     inputs = jnp.full((1, size), 10 * clip_norm / np.sqrt(size), jnp.float32)
     params, labels = jnp.zeros(size), jnp.zeros(1, jnp.int32)
-    found = weighted_sum(task, params, inputs, labels, jnp.ones(1), clip_norm=jnp.float32(clip_norm))
-    norm = np.linalg.norm(np.asarray(found.gradient, np.float64))
+    actual = weighted_sum(task, params, inputs, labels, jnp.ones(1), clip_norm=jnp.float32(clip_norm))
+    norm = np.linalg.norm(np.asarray(actual.gradient, np.float64))
     assert (norm <= clip_norm * (1 + 1e-4)) == holds
 
 
@@ -94,8 +94,8 @@ def test_a_sample_of_weight_0_contributes_exactly_zero(task):
     weights = jnp.ones(9).at[4].set(0.0)
     other = inputs.at[4].set(17.0)
     for clip_norm in (None, 0.8):
-        found = [weighted_sum(task, params, x, labels, weights, clip_norm=clip_norm) for x in (inputs, other)]
-        np.testing.assert_array_equal(flat(found[0].gradient), flat(found[1].gradient))
+        actual = [weighted_sum(task, params, x, labels, weights, clip_norm=clip_norm) for x in (inputs, other)]
+        np.testing.assert_array_equal(flat(actual[0].gradient), flat(actual[1].gradient))
 
 
 def test_a_zero_gradient_is_not_scaled_and_has_a_finite_derivative():
@@ -104,8 +104,8 @@ def test_a_zero_gradient_is_not_scaled_and_has_a_finite_derivative():
     inputs, labels = jnp.ones((2, 6)), jnp.zeros(2, jnp.int32)
 
     def size(clip_norm):
-        found = per_example.weighted_sum(task, params, inputs, labels, jnp.ones(2), clip_norm=clip_norm)
-        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(found.gradient))
+        actual = per_example.weighted_sum(task, params, inputs, labels, jnp.ones(2), clip_norm=clip_norm)
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(actual.gradient))
 
     value, slope = jax.value_and_grad(size)(jnp.float32(1.0))
     assert float(value) == 0.0
@@ -149,16 +149,16 @@ def test_a_clipped_sum_of_what_is_kept_equals_that_of_what_is_made_twice(monkeyp
     """The convolution's kernels, of the size that is allowed and below it."""
     task = image_task()
     params, (inputs, labels), weights = task.init(jax.random.key(1)), batch(), jnp.linspace(0.0, 1.0, 9)
-    found = []
+    actual = []
     for allowed in (4 * 9 * 8, 4 * 9 * 8 - 1):
         monkeypatch.setattr(position_sums, "GROUP_BYTES", allowed)
         clipped = jax.jit(lambda *arguments: per_example.weighted_sum(task, *arguments, clip_norm=4.0))
-        found.append(clipped(params, inputs, labels, weights))
+        actual.append(clipped(params, inputs, labels, weights))
         assert task.layers[0].kept is not None
         kept = task.layers[0].kept(jnp.ones((9, 2, 3, 1)), jnp.ones((9, 2, 3, 2)))
         assert (kept is None) == (allowed < 4 * 9 * 8)
-    assert 0 < float(found[0].clipped.sum()) < 9
-    for once, twice in zip(jax.tree.leaves(found[0]), jax.tree.leaves(found[1]), strict=True):
+    assert 0 < float(actual[0].clipped.sum()) < 9
+    for once, twice in zip(jax.tree.leaves(actual[0]), jax.tree.leaves(actual[1]), strict=True):
         np.testing.assert_allclose(once, twice, rtol=1e-5, atol=1e-6)
 
 
@@ -169,15 +169,15 @@ def test_under_a_clip_norm_a_gradient_that_is_not_finite_counts_as_zero_and_is_c
     inputs, labels = batch()
     weights, options = jnp.full(9, 1 / 9), {"clip_norm": 0.8, "clip_order": clip_order}
     broken = inputs.at[4, 2].set(value)
-    found = weighted_sum(task, params, broken, labels, weights, **options)
+    actual = weighted_sum(task, params, broken, labels, weights, **options)
     without = weighted_sum(task, params, inputs, labels, weights.at[4].set(0.0), **options)
-    np.testing.assert_allclose(flat(found.gradient), flat(without.gradient), rtol=1e-6, atol=1e-7)
-    np.testing.assert_array_equal(found.discarded, np.arange(9) == 4)
-    np.testing.assert_allclose(found.losses, without.losses.at[4].set(0.0), rtol=1e-6)
-    assert found.clipped[4] == 0
+    np.testing.assert_allclose(flat(actual.gradient), flat(without.gradient), rtol=1e-6, atol=1e-7)
+    np.testing.assert_array_equal(actual.discarded, np.arange(9) == 4)
+    np.testing.assert_allclose(actual.losses, without.losses.at[4].set(0.0), rtol=1e-6)
+    assert actual.clipped[4] == 0
     rows = per_sample(task, params, broken, labels, **options)
     assert not rows_of(rows.gradient)[4].any()
-    np.testing.assert_array_equal(rows.discarded, found.discarded)
+    np.testing.assert_array_equal(rows.discarded, actual.discarded)
     plain = weighted_sum(task, params, broken, labels, weights)
     assert not np.isfinite(flat(plain.gradient)).all(), "without a clip norm it stays visible"
 

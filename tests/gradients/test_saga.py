@@ -55,8 +55,8 @@ def test_passes_over_the_table_in_chunks_count_every_entry_once(table, monkeypat
     for node, size in enumerate(np.asarray(data.sizes)):
         pool = data.indices[node, :size]
         full = jax.grad(lambda p, pool=pool: task.loss(p, data.inputs[pool], data.labels[pool]).mean())(one)
-        found = jax.tree.map(lambda leaf, node=node: leaf[node], state.gradient.table_mean)
-        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(full), strict=True):
+        actual = jax.tree.map(lambda leaf, node=node: leaf[node], state.gradient.table_mean)
+        for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(full), strict=True):
             np.testing.assert_allclose(a, b, atol=2e-6)
 
 
@@ -173,10 +173,10 @@ def test_on_accelerators_a_call_ends_with_a_mean_that_is_recomputed(lanes, monke
         assert memory.temp_size_in_bytes < 0.8 * states.gradient.table.nbytes  # half of it is read at a time
 
     def off(states):
-        found = states if lanes == 1 else jax.tree.map(lambda leaf: leaf[1] if leaf.ndim else leaf, states)
-        table, sizes = table_as_float(found), np.asarray(data.sizes)
+        actual = states if lanes == 1 else jax.tree.map(lambda leaf: leaf[1] if leaf.ndim else leaf, states)
+        table, sizes = table_as_float(actual), np.asarray(data.sizes)
         expected = np.stack([table[i, : sizes[i]].mean(axis=0) for i in range(5)])
-        return np.abs(rows_of(found.gradient.table_mean) - expected).max()
+        return np.abs(rows_of(actual.gradient.table_mean) - expected).max()
 
     states = compiled(states)
     assert off(states) > 0.9  # 40 rounds

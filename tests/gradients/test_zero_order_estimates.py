@@ -173,10 +173,10 @@ def test_directions_from_elsewhere_take_the_place_of_keys():
         return GivenDirections(structure.unflatten(values))
 
     given = draws._replace(directions=jax.jit(jax.vmap(of_node))(draws.directions))
-    found, expected = (
+    actual, expected = (
         jax.jit(lambda one: gradient.estimate(task, params, None, data, one, k))(one) for one in (given, draws)
     )
-    assert_same(found, expected, rtol=1e-5, atol=1e-6)
+    assert_same(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 BATCH_NORM = classification(sequential([("norm", layers.batch_norm(6)), ("dense", layers.dense(6, 3))]))

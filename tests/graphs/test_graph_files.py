@@ -130,6 +130,6 @@ def test_a_name_that_no_file_can_have():
 def test_weights_of_edges_are_metropolis_where_each_has_its_reverse(tmp_path, edges, matrix):
     path = tmp_path / "edges.csv"
     path.write_text("\n".join(["sender,receiver", *edges.split()]))
-    found = read_graph(str(path), 3)
-    assert found.names == ("a", "b", "c")
-    np.testing.assert_allclose(found.mixing_matrix(0), matrix)
+    actual = read_graph(str(path), 3)
+    assert actual.names == ("a", "b", "c")
+    np.testing.assert_allclose(actual.mixing_matrix(0), matrix)

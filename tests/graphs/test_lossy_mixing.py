@@ -57,9 +57,9 @@ def test_all_structures_agree(name, kept_by):
         every, lost = mixed(tree, jnp.int32(k), arrived)
         matrix = graph.mixing_matrix(k)
         expected = realized(matrix, arrived, kept_by)
-        for found in every:
+        for actual in every:
             assert_close(
-                found, jax.tree.map(lambda x, a=expected: np.tensordot(a, np.asarray(x, np.float64), axes=1), tree)
+                actual, jax.tree.map(lambda x, a=expected: np.tensordot(a, np.asarray(x, np.float64), axes=1), tree)
             )
         np.testing.assert_array_equal(lost, ((matrix > 0) & ~np.asarray(arrived)).sum(axis=0))
         assert lost.dtype == jnp.int32
@@ -73,8 +73,8 @@ def test_no_structure_branches_on_an_accelerator(kept_by):
         mixed = jax.jit(partial(lossy_mix, graph, kept_by=kept_by)).trace(tree, arrived, jnp.int32(4))
     assert "cond[" not in str(mixed.jaxpr)
     expected = realized(graph.mixing_matrix(4), arrived, kept_by)
-    found = mixed.lower().compile()(tree, arrived, jnp.int32(4))
-    assert_close(found, jax.tree.map(lambda x: np.tensordot(expected, np.asarray(x, np.float64), axes=1), tree))
+    actual = mixed.lower().compile()(tree, arrived, jnp.int32(4))
+    assert_close(actual, jax.tree.map(lambda x: np.tensordot(expected, np.asarray(x, np.float64), axes=1), tree))
 
 
 @settings(CHECKED, max_examples=5)
@@ -84,8 +84,8 @@ def test_kept_by_the_sender_total_mass_is_preserved_whatever_arrives(matrices):
     values = tree_of(graph.num_nodes)["vector"]
     mixed = jax.jit(lambda x, arrived: lossy_mix(graph, x, arrived, 1, kept_by="sender"))
     for success in (0.0, 0.5, 1.0):
-        found = np.asarray(mixed(values, arrived_in(graph.num_nodes, success)))
-        np.testing.assert_allclose(found.sum(axis=0), np.asarray(values).sum(axis=0), rtol=1e-5, atol=1e-5)
+        actual = np.asarray(mixed(values, arrived_in(graph.num_nodes, success)))
+        np.testing.assert_allclose(actual.sum(axis=0), np.asarray(values).sum(axis=0), rtol=1e-5, atol=1e-5)
 
 
 def test_kept_by_the_receiver_equal_values_stay_equal_when_row_stochastic():
@@ -100,8 +100,8 @@ def test_kept_by_the_receiver_node_mean_is_preserved_when_matrix_and_losses_are_
     values = tree_of(5)["vector"]
 
     def drift(arrived):
-        found = np.asarray(lossy(graph, values, arrived, 0, kept_by="receiver"))
-        return np.abs((found - np.asarray(values)).mean(axis=0)).max()
+        actual = np.asarray(lossy(graph, values, arrived, 0, kept_by="receiver"))
+        return np.abs((actual - np.asarray(values)).mean(axis=0)).max()
 
     both_ways = arrived_in(5, symmetric=True)
     assert 0 < int(messages_lost(graph, both_ways, 0).sum()) < 8
@@ -112,10 +112,10 @@ def test_kept_by_the_receiver_node_mean_is_preserved_when_matrix_and_losses_are_
 def test_a_leaf_of_16_bits_is_summed_in_float32():
     graph = GRAPHS["ring"]
     values = tree_of(5)["vector"].astype(jnp.bfloat16)
-    found = lossy(graph, values, arrived_in(5), 0, kept_by="sender")
-    assert found.dtype == jnp.bfloat16
+    actual = lossy(graph, values, arrived_in(5), 0, kept_by="sender")
+    assert actual.dtype == jnp.bfloat16
     exact = lossy(graph, values.astype(jnp.float32), arrived_in(5), 0, kept_by="sender").astype(jnp.bfloat16)
-    np.testing.assert_array_equal(found.astype(jnp.float32), exact.astype(jnp.float32))
+    np.testing.assert_array_equal(actual.astype(jnp.float32), exact.astype(jnp.float32))
 
 
 def call(**changes: Any):

@@ -66,9 +66,9 @@ def expected_mix(graph, tree, k):
     return jax.tree.map(lambda leaf: np.tensordot(matrix, np.asarray(leaf, np.float64), axes=1), tree)
 
 
-def assert_close(found, expected, **tolerance):
+def assert_close(actual, expected, **tolerance):
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 1e-6, "atol": 1e-6})), found, expected
+        lambda a, b: np.testing.assert_allclose(a, b, **(tolerance or {"rtol": 1e-6, "atol": 1e-6})), actual, expected
     )
 
 
@@ -89,8 +89,8 @@ def test_all_structures_agree(name, platform):
         assert platform == "cpu" or not ("cond[" in program or "while[" in program)
         for k in (0, 1, graph.period + 1):
             expected = expected_mix(graph, tree, k)
-            for found in mixed(tree, jnp.int32(k)):
-                assert_close(found, expected)
+            for actual in mixed(tree, jnp.int32(k)):
+                assert_close(actual, expected)
 
 
 def test_a_branch_a_round_is_traced_where_a_callers_shardings_may_share_nodes_out(monkeypatch):
@@ -144,9 +144,9 @@ def test_all_structures_agree_on_any_matrices(matrices):
     mixed = in_structures(graph, structures(graph))
     for k in range(graph.period + 1):
         expected = expected_mix(graph, tree, k)
-        for found in mixed(tree, jnp.int32(k)):
-            assert_close(found, expected)
-            np.testing.assert_allclose(np.sum(found, axis=0), np.sum(tree, axis=0), rtol=1e-5, atol=5e-6)
+        for actual in mixed(tree, jnp.int32(k)):
+            assert_close(actual, expected)
+            np.testing.assert_allclose(np.sum(actual, axis=0), np.sum(tree, axis=0), rtol=1e-5, atol=5e-6)
 
 
 @pytest.mark.parametrize("name", ["exponential", "random_digraph", "sequence"])
@@ -172,8 +172,8 @@ def test_transformations_commute_with_mixing(name):
         return jax.vmap(mixed)(stacked, rounds), jax.vmap(mixed, in_axes=(0, None))(stacked, jnp.int32(1)), scanned
 
     for each_round, each_seed, last in zip(*all_ways(stacked), strict=True):
-        for k, found in enumerate(unstacked(each_round)):
-            assert_close(found, expected[k])
+        for k, actual in enumerate(unstacked(each_round)):
+            assert_close(actual, expected[k])
         assert_close(unstacked(each_seed)[1], expected[1])
         assert_close(last, looped)
 
@@ -186,8 +186,8 @@ def test_gradient_is_the_transposed_matrix(name):
     cotangent = tree_of(graph.num_nodes, seed=1)["vector"]
     for structure in structures(graph)[1:]:
         loss = jax.jit(lambda x, k, s=structure: jnp.sum(cotangent * graphs.mix(graph, x, k, s)))
-        found = jax.grad(loss)(tree, jnp.int32(1))
-        np.testing.assert_allclose(found, graph.mixing_matrix(1).T @ np.asarray(cotangent), rtol=1e-5, atol=2e-6)
+        actual = jax.grad(loss)(tree, jnp.int32(1))
+        np.testing.assert_allclose(actual, graph.mixing_matrix(1).T @ np.asarray(cotangent), rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", ["exponential", "random_digraph", "complete"])

@@ -11,60 +11,60 @@ ROW = 7 * 4  # bytes
 
 
 @pytest.fixture(scope="module")
-def found():
+def actual():
     """Output of `mixing_over_devices.py`."""
     return printed("mixing_over_devices.py", num_devices=8)
 
 
 @pytest.mark.slow
-def test_nodes_over_devices_are_mixed_to_the_same_numbers(found):
+def test_nodes_over_devices_are_mixed_to_the_same_numbers(actual):
     """All structures, with and without losses, and the consensus distance, on Auto and Explicit meshes."""
-    assert found["devices"] == 8
-    assert len(found["differences"]) == 16
-    for name, forms in found["differences"].items():
+    assert actual["devices"] == 8
+    assert len(actual["differences"]) == 16
+    for name, forms in actual["differences"].items():
         assert len(forms) in (11, 14), name
         assert max(forms.values()) < 2e-6, (name, forms)  # of distances near 7
 
 
 @pytest.mark.slow
-def test_leaves_of_16_bits_are_summed_in_float32_and_rounded_once(found):
-    assert len(found["halves"]) == 4
-    for dtype, difference in found["halves"].values():
+def test_leaves_of_16_bits_are_summed_in_float32_and_rounded_once(actual):
+    assert len(actual["halves"]) == 4
+    for dtype, difference in actual["halves"].values():
         assert dtype == "bfloat16"
         assert difference < 0.005  # one rounding of numbers below 1.3; a sum in 16 bits is off by 0.01
 
 
 @pytest.mark.slow
-def test_works_on_auto_and_on_explicit_meshes_and_inside_a_shard_map_over_another_axis(found):
-    assert len(found["embedded"]) == 6
-    assert max(found["embedded"].values()) < 2e-6
+def test_works_on_auto_and_on_explicit_meshes_and_inside_a_shard_map_over_another_axis(actual):
+    assert len(actual["embedded"]) == 6
+    assert max(actual["embedded"].values()) < 2e-6
 
 
 @pytest.mark.slow
-def test_rows_that_stay_on_their_device_are_not_sent_and_no_row_twice_to_the_same_device(found):
-    assert found["sent"]["ring circulant"] == {"collective-permute": [ROW, ROW]}
+def test_rows_that_stay_on_their_device_are_not_sent_and_no_row_twice_to_the_same_device(actual):
+    assert actual["sent"]["ring circulant"] == {"collective-permute": [ROW, ROW]}
     # Of 4 rows on each device: shifts by 1, 2 and 4 take all to the next, 8 and 16 to those 2 and 4 places on.
-    assert found["sent"]["static_exponential circulant"] == {"collective-permute": [4 * ROW] * 3}
+    assert actual["sent"]["static_exponential circulant"] == {"collective-permute": [4 * ROW] * 3}
 
 
 @pytest.mark.slow
-def test_only_needed_rows_are_sent(found):
+def test_only_needed_rows_are_sent(actual):
     for name in ("random_digraph", "relabeled_ring"):
-        sent = found["sent"][f"{name} neighbors"]
+        sent = actual["sent"][f"{name} neighbors"]
         assert set(sent) == {"collective-permute"}
-        assert sum(sent["collective-permute"]) == found["needed"][name]
-    assert found["sent"]["relabeled_ring auto"] == {"collective-permute": [ROW, ROW]}
+        assert sum(sent["collective-permute"]) == actual["needed"][name]
+    assert actual["sent"]["relabeled_ring auto"] == {"collective-permute": [ROW, ROW]}
 
 
 @pytest.mark.slow
-def test_products_of_a_dense_graph_are_reduced_and_scattered(found):
+def test_products_of_a_dense_graph_are_reduced_and_scattered(actual):
     for name in ("complete auto", "random_digraph auto", "ring dense"):
-        assert found["sent"][name] == {"reduce-scatter": [4 * ROW]}
+        assert actual["sent"][name] == {"reduce-scatter": [4 * ROW]}
 
 
 @pytest.mark.slow
-def test_nodes_that_devices_cannot_share_evenly_are_mixed_on_each(found):
-    assert found["uneven"] == [0.0, {}]
+def test_nodes_that_devices_cannot_share_evenly_are_mixed_on_each(actual):
+    assert actual["uneven"] == [0.0, {}]
 
 
 @pytest.mark.parametrize("num_shares", [2, 3, 6])

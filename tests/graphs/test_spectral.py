@@ -115,9 +115,9 @@ def random_weights(seed, num_nodes=6, edge_probability=0.25):
 def test_known_laplacian_eigenvalues():
     ring = np.roll(np.eye(5), 1, axis=0)
     by_angle = 1 - np.exp(2j * np.pi * np.arange(5) / 5)
-    found = laplacian_eigenvalues(ring)
-    np.testing.assert_allclose(np.abs(found), np.sort(np.abs(by_angle)), atol=1e-12)
-    np.testing.assert_allclose(np.sort(np.real(found)), np.sort(np.real(by_angle)), atol=1e-12)
+    actual = laplacian_eigenvalues(ring)
+    np.testing.assert_allclose(np.abs(actual), np.sort(np.abs(by_angle)), atol=1e-12)
+    np.testing.assert_allclose(np.sort(np.real(actual)), np.sort(np.real(by_angle)), atol=1e-12)
     everyone = np.ones((4, 4)) - np.eye(4)
     np.testing.assert_allclose(laplacian_eigenvalues(everyone), [0, 4, 4, 4], atol=1e-12)
     out_star = weights_of_edges(4, (0, 1), (0, 2), (0, 3))

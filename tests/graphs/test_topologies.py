@@ -129,9 +129,9 @@ def test_gaps_between_edges_have_the_law_of_coins(monkeypatch):
     monkeypatch.setattr(random_graphs, "unreachable_pair", lambda graph: None)
     monkeypatch.setattr(random_graphs, "_MOST_COINS_NODES", 0)
     count, off_diagonal = 1000, ~np.eye(4, dtype=bool)
-    found = np.stack([graphs.random_digraph(4, 0.3, key=seed).mixing_matrix(0) > 0 for seed in range(count)])
-    assert found[:, ~off_diagonal].all()
-    edges = found[:, off_diagonal].astype(float)
+    actual = np.stack([graphs.random_digraph(4, 0.3, key=seed).mixing_matrix(0) > 0 for seed in range(count)])
+    assert actual[:, ~off_diagonal].all()
+    edges = actual[:, off_diagonal].astype(float)
     error = np.sqrt(0.3 * 0.7 / count)
     np.testing.assert_allclose(edges.mean(axis=0), 0.3, atol=4.5 * error)
     correlations = np.corrcoef(edges.T)[~np.eye(12, dtype=bool)]

@@ -259,8 +259,8 @@ def test_sums_of_weights_bound_the_step_sizes_of_both_theorems():
     assert failures(theorem_5(pair, steps, ExponentialBases(state_noise=0.9996, tracker_noise=0.9996))) == expected
     one_sender = np.zeros((3, 3))
     one_sender[1:, 0] = 1.0  # rows sum to at most 1, column 0 to 2
-    found = theorem_4(TrackingPair(one_sender, one_sender), steps, exponents(0.1, 0.1))
-    assert [condition.required for condition in found[-2:]] == [1.0, 0.5]
+    actual = theorem_4(TrackingPair(one_sender, one_sender), steps, exponents(0.1, 0.1))
+    assert [condition.required for condition in actual[-2:]] == [1.0, 0.5]
 
 
 ONE = TrackingPair(np.zeros((1, 1)), np.zeros((1, 1)))

@@ -65,7 +65,7 @@ WAYS = {"cpu": None, "gpu, grouped": 0.0, "gpu, patches": float("inf")}  # posit
 
 @pytest.fixture(params=WAYS)
 def traced(request, monkeypatch):
-    """(fn, *args) -> its value as traced for a CPU, or for a GPU by one form alone."""
+    """(fn, *args) -> its value as traced for a CPU, or for a GPU by one form only."""
     threshold = WAYS[request.param]
     monkeypatch.setattr(forms, "_GPU_THRESHOLDS", dict.fromkeys((FORWARD, KERNEL_GRADIENT), threshold))
 

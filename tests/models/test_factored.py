@@ -91,14 +91,14 @@ def test_factors_agree_with_per_sample_gradients_and_so_does_the_clipped_sum(cas
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
     assert [layer.name for layer in task.layers] == list(task.blocks)
     assert set(of_layers) == set(params)
-    for name, found in of_layers.items():
+    for name, actual in of_layers.items():
         rows = rows_of(gradients[name])
         size = max(1.0, np.abs(rows).max())
-        np.testing.assert_allclose(found["squared_norm"], (rows**2).sum(1), rtol=2e-5, atol=1e-8)
-        np.testing.assert_allclose(found["absolute_norm"], np.abs(rows).sum(1), rtol=2e-5, atol=1e-7)
-        assert jax.tree.structure(found["weighted_sum"]) == jax.tree.structure(gradients[name])
-        np.testing.assert_allclose(flat(found["weighted_sum"]), WEIGHTS @ rows, rtol=1e-5, atol=1e-5 * size)
-        np.testing.assert_allclose(rows_of(found["per_sample"]), rows, rtol=1e-5, atol=1e-6 * size)
+        np.testing.assert_allclose(actual["squared_norm"], (rows**2).sum(1), rtol=2e-5, atol=1e-8)
+        np.testing.assert_allclose(actual["absolute_norm"], np.abs(rows).sum(1), rtol=2e-5, atol=1e-7)
+        assert jax.tree.structure(actual["weighted_sum"]) == jax.tree.structure(gradients[name])
+        np.testing.assert_allclose(flat(actual["weighted_sum"]), WEIGHTS @ rows, rtol=1e-5, atol=1e-5 * size)
+        np.testing.assert_allclose(rows_of(actual["per_sample"]), rows, rtol=1e-5, atol=1e-6 * size)
 
     rows = rows_of(gradients)
     norms = np.linalg.norm(rows, axis=1)
@@ -109,11 +109,11 @@ def test_factors_agree_with_per_sample_gradients_and_so_does_the_clipped_sum(cas
     def clipped(inputs):
         return per_example.weighted_sum(task, params, inputs, LABELS, WEIGHTS, clip_norm=clip_norm).gradient
 
-    found = flat(clipped(inputs))
-    np.testing.assert_allclose(found, (WEIGHTS * np.minimum(1.0, clip_norm / norms)) @ rows, rtol=2e-5, atol=2e-5)
+    actual = flat(clipped(inputs))
+    np.testing.assert_allclose(actual, (WEIGHTS * np.minimum(1.0, clip_norm / norms)) @ rows, rtol=2e-5, atol=2e-5)
     # A sample of weight 0 contributes exactly zero.
-    np.testing.assert_array_equal(found, flat(clipped(inputs.at[3].set(0))))
-    assert np.abs(found - flat(clipped(inputs.at[1].set(0)))).max() > 1e-4
+    np.testing.assert_array_equal(actual, flat(clipped(inputs.at[3].set(0))))
+    assert np.abs(actual - flat(clipped(inputs.at[1].set(0)))).max() > 1e-4
 
 
 @pytest.mark.quick_cases(1)
@@ -121,11 +121,11 @@ def test_factors_of_nodes_equal_those_of_each_node(case):
     task, params, inputs = case
     both = jax.tree.map(lambda leaf: jnp.stack([leaf, -leaf]), params)
     batches, labels = jnp.stack([inputs, inputs[::-1]]), jnp.stack([LABELS, LABELS])
-    found = jax.jit(over_nodes(task.factors, task.node_loop))(both, batches, labels)
+    actual = jax.jit(over_nodes(task.factors, task.node_loop))(both, batches, labels)
     of_one = jax.jit(task.factors)
     for node in range(2):
         own = jax.tree.map(lambda leaf, node=node: leaf[node], (both, batches, labels))
-        assert_close(jax.tree.map(lambda leaf, node=node: leaf[node], found), of_one(*own))
+        assert_close(jax.tree.map(lambda leaf, node=node: leaf[node], actual), of_one(*own))
 
 
 def test_errors_belong_to_the_summed_loss_and_only_the_first_layer_reads_the_sample():

@@ -222,10 +222,10 @@ def test_equals_flax_in_values_every_gradient_and_statistics_over_nodes(name):
     arguments = params, inputs, state, direction
     expected = jax.jit(jax.vmap(with_gradients(theirs)))(*arguments)
     for node_loop in ("vmap", "map"):
-        found = jax.jit(over_nodes(with_gradients(ours), node_loop))(*arguments)
+        actual = jax.jit(over_nodes(with_gradients(ours), node_loop))(*arguments)
         # Sums whose terms cancel are known to the rounding of their terms.
         scale = jax.tree.map(lambda leaf: max(1.0, float(np.abs(leaf).max())), expected)
-        assert_close(*(jax.tree.map(lambda leaf, size: leaf / size, tree, scale) for tree in (found, expected)))
+        assert_close(*(jax.tree.map(lambda leaf, size: leaf / size, tree, scale) for tree in (actual, expected)))
 
 
 def test_pooled_ties_give_the_whole_gradient_to_the_first_maximum_and_both_modes_agree():

@@ -26,22 +26,22 @@ def with_statistics():
 
 def test_the_outputs_of_the_last_layer_are_those_of_the_model():
     params = PLAIN.init(jax.random.key(0))
-    found = layer_outputs(PLAIN, params, INPUTS, ["output", "hidden"])
-    assert set(found) == {"output", "hidden"}
-    np.testing.assert_array_equal(found["output"], PLAIN.apply(params, INPUTS))
-    np.testing.assert_array_equal(found["hidden"], INPUTS @ params["hidden"]["kernel"])  # its bias is zero
+    actual = layer_outputs(PLAIN, params, INPUTS, ["output", "hidden"])
+    assert set(actual) == {"output", "hidden"}
+    np.testing.assert_array_equal(actual["output"], PLAIN.apply(params, INPUTS))
+    np.testing.assert_array_equal(actual["hidden"], INPUTS @ params["hidden"]["kernel"])  # its bias is zero
 
 
 def test_every_layer_is_that_of_the_model_cut_there():
     variables = with_statistics()
     names = [name for name, _ in WITH_STATE.layers]
-    found = layer_outputs(WITH_STATE, variables, INPUTS, names)
-    assert jnp.abs(found["norm"] - found["hidden"]).max() > 0.1
-    np.testing.assert_array_equal(found["drop"], found["norm"])
-    np.testing.assert_array_equal(found["output"], WITH_STATE.apply(variables, INPUTS))
+    actual = layer_outputs(WITH_STATE, variables, INPUTS, names)
+    assert jnp.abs(actual["norm"] - actual["hidden"]).max() > 0.1
+    np.testing.assert_array_equal(actual["drop"], actual["norm"])
+    np.testing.assert_array_equal(actual["output"], WITH_STATE.apply(variables, INPUTS))
     cut = Model(WITH_STATE.layers[:2])
     part = Variables(variables.params, {"norm": variables.model_state["norm"]})
-    np.testing.assert_array_equal(found["norm"], cut.apply(part, INPUTS))
+    np.testing.assert_array_equal(actual["norm"], cut.apply(part, INPUTS))
 
 
 def test_layers_behind_the_last_named_one_do_not_run():
@@ -60,6 +60,6 @@ def test_the_blocks_of_resnet20():
     variables = jax.eval_shape(lambda key: Variables(model.init(key), model.init_state()), jax.random.key(0))
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     names = ["stem", "block_1_1", "block_1_3", "block_3_1", "block_3_3"]
-    found = jax.eval_shape(lambda v, x: layer_outputs(model, v, x, names), variables, images)
+    actual = jax.eval_shape(lambda v, x: layer_outputs(model, v, x, names), variables, images)
     shapes = [(32, 32, 16)] * 3 + [(8, 8, 64)] * 2
-    assert [found[name].shape for name in names] == [(2, *shape) for shape in shapes]
+    assert [actual[name].shape for name in names] == [(2, *shape) for shape in shapes]

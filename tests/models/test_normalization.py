@@ -69,8 +69,8 @@ def test_gradients_equal_those_of_statistics_and_normalization_apart(weights, dt
         return jax.jit(jax.value_and_grad(total, argnums=(0, 1, 2)))
 
     arguments = (normal(4, 3, 2, 5).astype(dtype), params["scale"].astype(dtype), params["bias"].astype(dtype))
-    found, expected = (gradients(fn)(*arguments) for fn in (at_once, apart))
-    for mine, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+    actual, expected = (gradients(fn)(*arguments) for fn in (at_once, apart))
+    for mine, other in zip(*map(jax.tree.leaves, (actual, expected)), strict=True):
         assert mine.dtype == other.dtype
         tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
         mine, other = mine.astype(jnp.float32), other.astype(jnp.float32)
@@ -138,14 +138,14 @@ def test_accurate_where_the_mean_is_large_against_the_deviation(row, platform):
         deviation[:, row] += 128.0
     inputs, tolerance = jnp.asarray(4096.0 + deviation, jnp.float32), 1e-5 if row is not None else 1e-2
     for weights in ((1.0, 1.0, 1.0), (0.0, 0.5, 2.0)):
-        found = jax.jit(batch_statistics)(inputs, jnp.asarray(weights, jnp.float32), STATE)
+        actual = jax.jit(batch_statistics)(inputs, jnp.asarray(weights, jnp.float32), STATE)
         mean = np.average(deviation.mean(axis=(1, 2)), axis=0, weights=weights)
         var = np.average(((deviation - mean) ** 2).mean(axis=(1, 2)), axis=0, weights=weights)
-        np.testing.assert_allclose(found["mean"] - 4096.0, mean, atol=1e-3)
-        np.testing.assert_allclose(found["var"], var, rtol=tolerance)
+        np.testing.assert_allclose(actual["mean"] - 4096.0, mean, atol=1e-3)
+        np.testing.assert_allclose(actual["var"], var, rtol=tolerance)
     one = deviation[:1]
-    found = jax.jit(lambda *args: group_norm(*args, num_groups=1))(inputs[:1], jnp.ones(5), jnp.zeros(5))
-    np.testing.assert_allclose(found, (one - one.mean()) / one.std(), atol=2e-3)
+    actual = jax.jit(lambda *args: group_norm(*args, num_groups=1))(inputs[:1], jnp.ones(5), jnp.zeros(5))
+    np.testing.assert_allclose(actual, (one - one.mean()) / one.std(), atol=2e-3)
 
 
 def test_a_samples_group_norm_does_not_depend_on_other_samples():
@@ -175,12 +175,12 @@ def test_equal_numbers_become_the_bias_with_finite_gradients(platform):
 
 def test_statistics_of_bfloat16_inputs_are_float32():
     inputs = normal(1000, 5).astype(jnp.bfloat16) + 3
-    found = batch_statistics(inputs, jnp.ones(1000), STATE)
+    actual = batch_statistics(inputs, jnp.ones(1000), STATE)
     exact = np.asarray(inputs, np.float64)
-    np.testing.assert_allclose(found["mean"], exact.mean(axis=0), rtol=1e-5)
-    np.testing.assert_allclose(found["var"], exact.var(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(actual["mean"], exact.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(actual["var"], exact.var(axis=0), rtol=1e-5)
     one = jnp.ones(5, jnp.bfloat16)
-    outputs = batch_norm(inputs, one, one, found)
+    outputs = batch_norm(inputs, one, one, actual)
     assert outputs.dtype == jnp.bfloat16
     expected = (exact - exact.mean(axis=0)) / exact.std(axis=0) + 1
     np.testing.assert_allclose(outputs.astype(jnp.float32), expected, atol=2**-8 * 5)

@@ -54,10 +54,10 @@ def test_a_part_of_all_blocks_is_the_task():
     params, state, inputs, labels = problem()
     part = part_of(TASK.blocks)
     assert (part.features, part.features_train) == (None, None)
-    found = jax.jit(lambda p: part.train_loss(p, {}, state, inputs, labels, WEIGHTS, KEY))(params)
+    actual = jax.jit(lambda p: part.train_loss(p, {}, state, inputs, labels, WEIGHTS, KEY))(params)
     whole = TASK.train_loss
     assert whole is not None
-    assert_close(found, jax.jit(lambda p: whole(p, state, inputs, labels, WEIGHTS, KEY))(params))
+    assert_close(actual, jax.jit(lambda p: whole(p, state, inputs, labels, WEIGHTS, KEY))(params))
 
 
 def test_any_part_has_the_tasks_losses_and_its_gradients_by_what_it_trains():
@@ -96,7 +96,7 @@ def test_frozen_blocks_evaluate_and_keep_their_statistics():
     def both(params):
         own, frozen = split(params, part)
         features = part.features(params, state, inputs)
-        found = part.train_loss(own, frozen, state, features, labels, WEIGHTS, KEY)
+        actual = part.train_loss(own, frozen, state, features, labels, WEIGHTS, KEY)
 
         def run(name, values):
             layer = dict(MODEL.layers)[name]
@@ -109,7 +109,7 @@ def test_frozen_blocks_evaluate_and_keep_their_statistics():
         hidden = run("relu_1", run("norm_1", run("dense_1", inputs)))
         logits = functools.reduce(lambda values, name: run(name, values), [n for n, _ in MODEL.layers[3:]], hidden)
         losses = -jax.nn.log_softmax(logits)[jnp.arange(5), labels]
-        return (features, *found), (hidden, losses, state)
+        return (features, *actual), (hidden, losses, state)
 
     assert_close(*both(params))
 
@@ -127,11 +127,11 @@ def test_features_end_in_front_of_dropout_and_behind_pooling():
     @jax.jit
     def embedded(key):
         params = text.init(key)
-        found = part.features(params, {}, words), part.features_train(params, {}, words, jnp.ones(1), key)
-        return found, params["embedding"]["table"][words]
+        actual = part.features(params, {}, words), part.features_train(params, {}, words, jnp.ones(1), key)
+        return actual, params["embedding"]["table"][words]
 
-    found, expected = embedded(KEY)
-    for features in found:
+    actual, expected = embedded(KEY)
+    for features in actual:
         np.testing.assert_array_equal(features, expected)
 
 

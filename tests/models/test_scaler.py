@@ -33,10 +33,10 @@ def test_the_same_for_a_layer_with_state_and_a_key():
         assert layer.init_state is not None
         assert inner.train is not None
         params = None if layer.init is None else layer.init(KEY)
-        found = layer.train(params, layer.init_state(), INPUTS, WEIGHTS, KEY)
+        actual = layer.train(params, layer.init_state(), INPUTS, WEIGHTS, KEY)
         expected = inner.train(params, layer.init_state(), INPUTS / 0.25, WEIGHTS, KEY)
-        jax.tree.map(np.testing.assert_array_equal, found, expected)
-        variables = Variables(params, found[1])
+        jax.tree.map(np.testing.assert_array_equal, actual, expected)
+        variables = Variables(params, actual[1])
         np.testing.assert_array_equal(layer.apply(variables, INPUTS), inner.apply(variables, INPUTS))
 
 
@@ -54,8 +54,8 @@ def test_in_a_residual_network_it_follows_every_convolution():
     run = [jax.jit(model.apply_train)(params, state, images, jnp.ones(6), KEY) for model in (plain, with_scaler)]
     (logits, means), (scaled_logits, scaled_means) = run
     np.testing.assert_allclose(scaled_logits, logits, rtol=1e-2, atol=1e-3)  # `eps` counts for less
-    found = [name for name, _ in jax.tree.leaves_with_path(means) if name[-1].key == "mean"]
-    assert len(found) == 1 + 3
+    actual = [name for name, _ in jax.tree.leaves_with_path(means) if name[-1].key == "mean"]
+    assert len(actual) == 1 + 3
     for (path, mean), larger in zip(jax.tree.leaves_with_path(means), jax.tree.leaves(scaled_means), strict=True):
         if path[-1].key == "mean":
             np.testing.assert_allclose(larger, 2.0 * mean, rtol=1e-2, atol=1e-4)

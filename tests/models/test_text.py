@@ -71,10 +71,10 @@ def test_losses_accuracies_and_gradients_equal_those_of_sigmoid_cross_entropy():
         losses = optax.losses.sigmoid_binary_cross_entropy(logits, labels.astype(jnp.float32))
         return losses.sum(), {"loss": losses, "accuracy": (logits > 0) == (labels == 1)}
 
-    found, expected = jax.jit(lambda params: [jax.grad(fn, has_aux=True)(params) for fn in (ours, sigmoid)])(params)
-    np.testing.assert_allclose(flat(found[0]), flat(expected[0]), rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found[1]["loss"], expected[1]["loss"], rtol=1e-5, atol=1e-6)
-    np.testing.assert_array_equal(found[1]["accuracy"], expected[1]["accuracy"])
+    actual, expected = jax.jit(lambda params: [jax.grad(fn, has_aux=True)(params) for fn in (ours, sigmoid)])(params)
+    np.testing.assert_allclose(flat(actual[0]), flat(expected[0]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(actual[1]["loss"], expected[1]["loss"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(actual[1]["accuracy"], expected[1]["accuracy"])
     assert 0 < expected[1]["accuracy"].mean() < 1
 
 
@@ -91,8 +91,8 @@ def test_in_bfloat16_sums_over_all_words_accumulate_in_float32():
     words, labels = tokens(32, 256, vocabulary=50).at[:, :128].set(0), jnp.ones(32, jnp.int32)
     full, low = (binary_classification(model, compute_dtype=dtype) for dtype in ("float32", "bfloat16"))
     params = jax.jit(full.init)(jax.random.key(0))
-    expected, found = (jax.jit(jax.grad(lambda p, t=t: t.loss(p, words, labels).mean()))(params) for t in (full, low))
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+    expected, actual = (jax.jit(jax.grad(lambda p, t=t: t.loss(p, words, labels).mean()))(params) for t in (full, low))
+    assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float32")}
     for name, leaf in (("embedding", "table"), ("lstm", "bias"), ("lstm", "kernel"), ("lstm", "recurrent_kernel")):
-        off = np.linalg.norm(found[name][leaf] - expected[name][leaf]) / np.linalg.norm(expected[name][leaf])
+        off = np.linalg.norm(actual[name][leaf] - expected[name][leaf]) / np.linalg.norm(expected[name][leaf])
         assert 0 < off < 0.03, (name, leaf, off)

@@ -86,8 +86,8 @@ def test_training_is_the_layers_one_after_the_other_with_keys_by_position():
             hidden = jnp.where(kept, hidden / (1 - rate), 0)
         return hidden @ params["dense_2"]["kernel"] + params["dense_2"]["bias"][None], {**state, "norm": of_norm}
 
-    found = jax.jit(lambda params, state: MODEL.apply_train(params, state, inputs, weights, KEY))(params, state)
-    assert_close(found, jax.jit(by_hand)(params, state))
+    actual = jax.jit(lambda params, state: MODEL.apply_train(params, state, inputs, weights, KEY))(params, state)
+    assert_close(actual, jax.jit(by_hand)(params, state))
 
 
 def test_the_task_trains_and_evaluates_the_model():
@@ -101,17 +101,17 @@ def test_the_task_trains_and_evaluates_the_model():
         variables, ones = Variables(params, state), jnp.ones(5)
         losses, new_state = training(TASK)[1](params, state, inputs, labels, ones, KEY)
         metrics = TASK.metrics(variables, inputs, labels)
-        found = losses, new_state, metrics["loss"], TASK.loss(variables, inputs, labels), metrics["accuracy"]
+        actual = losses, new_state, metrics["loss"], TASK.loss(variables, inputs, labels), metrics["accuracy"]
         logits, new_state = MODEL.apply_train(params, state, inputs, ones, KEY)
         losses = -jax.nn.log_softmax(logits)[jnp.arange(5), labels]
         logits = MODEL.apply(variables, inputs)
         evaluated = -jax.nn.log_softmax(logits)[jnp.arange(5), labels]
         right = (logits.argmax(axis=1) == labels).astype(jnp.float32)
-        return found, (losses, new_state, evaluated, evaluated, right)
+        return actual, (losses, new_state, evaluated, evaluated, right)
 
-    found, expected = both(params, state)
-    assert_close(found, expected)
-    assert np.abs(found[0] - found[2]).max() > 0.01
+    actual, expected = both(params, state)
+    assert_close(actual, expected)
+    assert np.abs(actual[0] - actual[2]).max() > 0.01
 
 
 def test_dropout_alone_has_a_state_without_arrays():
@@ -217,9 +217,9 @@ def test_in_bfloat16_losses_and_gradients_are_float32_and_near_those_of_float32(
 
         return jax.jit(jax.value_and_grad(total, has_aux=True))(params)
 
-    found, expected = of(low), of(full)
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
-    (loss, others), gradients = found
+    actual, expected = of(low), of(full)
+    assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float32")}
+    (loss, others), gradients = actual
     np.testing.assert_allclose(loss, expected[0][0], rtol=0.02)
     assert loss != expected[0][0]
     assert_close(others, expected[0][1], 0.05)
@@ -237,14 +237,14 @@ def test_factors_in_bfloat16_are_float32_and_give_its_gradient():
         assert task.factors is not None
         losses, factors = task.factors(params, inputs, labels)
         assert {leaf.dtype for leaf in jax.tree.leaves((losses, factors))} == {jnp.dtype("float32")}
-        found = {
+        actual = {
             layer.name: layer.weighted_sum(layer_inputs, errors, jnp.ones(5))
             for layer, layer_inputs, errors in zip(task.layers, factors.inputs, factors.errors, strict=True)
         }
-        return found, jax.grad(lambda values: task.loss(values, inputs, labels).sum())(params)
+        return actual, jax.grad(lambda values: task.loss(values, inputs, labels).sum())(params)
 
-    found, expected = both(jax.jit(task.init)(KEY))
-    assert_close(found, expected, 0.02)
+    actual, expected = both(jax.jit(task.init)(KEY))
+    assert_close(actual, expected, 0.02)
 
 
 @pytest.mark.parametrize(

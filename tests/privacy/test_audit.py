@@ -61,12 +61,12 @@ def per_sample_gradients(base_of, strength=4.0):
 @pytest.mark.parametrize(("clip_norm", "norm"), [(1e9, 4.0), (CLIP, CLIP), (4.0, 4.0)])
 def test_an_included_canary_moves_its_own_coordinate_and_an_excluded_one_nothing(clip_norm, norm, base_of):
     canaries, of_all = per_sample_gradients(base_of)
-    found, _ = of_all(clip_norm)
+    actual, _ = of_all(clip_norm)
     expected = np.zeros((12, 3))
     expected[np.arange(12), canaries.coordinates] = norm * canaries.included
     assert 0 < canaries.included.sum() < 12
-    np.testing.assert_allclose(found.gradient["canary"][-12:], expected, rtol=1e-6)
-    for leaf in jax.tree.leaves(model_of(found.gradient)):
+    np.testing.assert_allclose(actual.gradient["canary"][-12:], expected, rtol=1e-6)
+    for leaf in jax.tree.leaves(model_of(actual.gradient)):
         assert not np.any(leaf[-12:])
 
 
@@ -83,13 +83,13 @@ def test_real_samples_keep_loss_metrics_and_gradient(base_of):
     base, data = base_of(), uneven_data()
     task, more, canaries = with_canaries(base, data, 6, strength=2.0, seed=1)
     params = {**task.init(jax.random.key(0)), "canary": jnp.array([1.0, -3.0])}
-    found = task.metrics(params, more.inputs, more.labels)
+    actual = task.metrics(params, more.inputs, more.labels)
     own = base.metrics(model_of(params), data.inputs, data.labels)
     for name, values in own.items():
-        np.testing.assert_allclose(found[name][:count], values, rtol=1e-5)
-    np.testing.assert_allclose(found["loss"], task.loss(params, more.inputs, more.labels), rtol=1e-5)
+        np.testing.assert_allclose(actual[name][:count], values, rtol=1e-5)
+    np.testing.assert_allclose(actual["loss"], task.loss(params, more.inputs, more.labels), rtol=1e-5)
     values = 2.0 * canaries.included * np.array([1.0, -3.0])[canaries.coordinates]
-    np.testing.assert_allclose(found["loss"][count:], values)
+    np.testing.assert_allclose(actual["loss"][count:], values)
 
 
 @pytest.mark.parametrize("clip_order", [1, 2])
@@ -106,7 +106,7 @@ def test_ghost_clipping_sums_canaries_as_one_sample_at_a_time_does(clip_order):
         jax.jit(functools.partial(summed, t))(params, data.inputs, data.labels, weights)
         for t in (task, task._replace(layers=(), factors=None))
     )
-    for one, other in zip(*(jax.tree.leaves(found) for found in (by_factors, by_samples)), strict=True):
+    for one, other in zip(*(jax.tree.leaves(actual) for actual in (by_factors, by_samples)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
     assert by_factors.gradient["canary"].any()
 
@@ -237,12 +237,12 @@ def claimed_noise(method):
 
 def bounds(method, noise_std, seeds=(0, 1), clip_norm: float | None = CLIP):
     made, scores = scorer(method)
-    found = []
+    actual = []
     for seed in seeds:
         _, data, canaries = made(seed)
         values = np.asarray(scores(noise_std, clip_norm, jax.random.key(seed), data).releases).sum(axis=0)
-        found.append(epsilon_lower_bound(values, canaries.included, dp_delta=DELTA)[0])
-    return np.array(found)
+        actual.append(epsilon_lower_bound(values, canaries.included, dp_delta=DELTA)[0])
+    return np.array(actual)
 
 
 @pytest.mark.parametrize("method", ESTIMATORS)
@@ -251,9 +251,9 @@ def test_an_observer_sees_a_canary_as_privacy_theory_says(method):
     """Without noise a canary counts clip_norm / b a visit in a mini-batch, and clip_norm / J in every round of SAGA."""
     made, scores = scorer(method)
     _, data, canaries = made(0)
-    found = np.asarray(scores(0.0, CLIP, jax.random.key(0), data).releases).sum(axis=0)
-    np.testing.assert_allclose(found[~canaries.included], 0, atol=1e-5 * CLIP / BATCH * ROUNDS)
-    visits = found[canaries.included] * (SIZE if method == PRIVSGP_VR else BATCH) / CLIP
+    actual = np.asarray(scores(0.0, CLIP, jax.random.key(0), data).releases).sum(axis=0)
+    np.testing.assert_allclose(actual[~canaries.included], 0, atol=1e-5 * CLIP / BATCH * ROUNDS)
+    visits = actual[canaries.included] * (SIZE if method == PRIVSGP_VR else BATCH) / CLIP
     np.testing.assert_allclose(visits, np.round(visits), atol=1e-3)
     if method == PRIVSGP_VR:
         assert set(np.round(visits)) == {ROUNDS}, "in every round, sampled or not"
@@ -266,9 +266,9 @@ def refused(method, noise_std, seed, clip_norm: float | None = CLIP):
     """The checks that refuse a run, given the noise that it claims."""
     made, scores = scorer(method)
     _, data, canaries = made(seed)
-    found = scores(noise_std, clip_norm, jax.random.key(seed), data)
+    actual = scores(noise_std, clip_norm, jax.random.key(seed), data)
     checks = check_mechanism(
-        np.asarray(found.releases),
+        np.asarray(actual.releases),
         canaries.included,
         Mechanism(noise_std=claimed_noise(method), signal=ROUNDS * CLIP / SIZE, num_releases=ROUNDS),
         dp_epsilon=1.0,
@@ -309,20 +309,20 @@ def test_every_private_algorithm_can_be_audited(name):
     claim = {"dp_epsilon": 1.0, "claimed": claimed, "significance": 0.1, "releases_total": row.releases_total}
     silent = row.constructor(task, graph=graph, step_size=STEP, gradient=gradient, noise=jaxfl.gaussian(0.0))
     claim["in_sequence"] = row.releases_total
-    found, without = (
+    actual, without = (
         audit(learner, other, released, data, canaries, jax.random.key(0), 8, DELTA, **claim)
         for other in (silent, learner)
     )
-    assert [check.name.partition(" (")[0] for check in found.checks] == CHECKS
+    assert [check.name.partition(" (")[0] for check in actual.checks] == CHECKS
     (missing,) = [check for check in without.checks if check.name.startswith("noise of layers")]
     assert missing.refuted, "a learner that is its twin without noise adds none"
-    assert found.smallest_error == 1.0, "any error is seen where there is next to no noise"
-    assert found.neighboring_relation == "zero_out"
-    assert found.num_guesses == found.num_correct == 10, "next to no noise"
-    assert found.dp_epsilon_lower_bound > 1
-    surest = np.abs(found.scores - np.median(found.scores)) >= found.guess_threshold
-    assert surest.sum() == found.num_guesses
-    assert found.scores[canaries.included].min() > 100 * np.abs(found.scores[~canaries.included]).max()
+    assert actual.smallest_error == 1.0, "any error is seen where there is next to no noise"
+    assert actual.neighboring_relation == "zero_out"
+    assert actual.num_guesses == actual.num_correct == 10, "next to no noise"
+    assert actual.dp_epsilon_lower_bound > 1
+    surest = np.abs(actual.scores - np.median(actual.scores)) >= actual.guess_threshold
+    assert surest.sum() == actual.num_guesses
+    assert actual.scores[canaries.included].min() > 100 * np.abs(actual.scores[~canaries.included]).max()
 
 
 def test_a_run_that_diverges_is_no_audit():

@@ -22,9 +22,9 @@ def released(seed, noise_std=NOISE, visit=VISIT, rounds=ROUNDS, rate=RATE, canar
 
 
 def checks(run, dp_epsilon=1.25, significance=0.05, **more):  # what the claimed numbers cost is 1.11
-    found, included = run
+    actual, included = run
     made = check_mechanism(
-        found,
+        actual,
         included,
         CLAIMED,
         dp_epsilon=dp_epsilon,
@@ -71,10 +71,10 @@ def test_each_error_is_refused_by_the_checks_that_should(error, names):
 
 @pytest.mark.statistical
 def test_noise_that_cancels_over_rounds_is_refused():
-    found, included = released(0)
-    noise = np.random.default_rng(1).normal(size=found.shape)
+    actual, included = released(0)
+    noise = np.random.default_rng(1).normal(size=actual.shape)
     noise -= 0.5 * noise.mean(axis=0)
-    run = noise * NOISE / math.sqrt(1 - 0.75 / ROUNDS) + 0.0 * found
+    run = noise * NOISE / math.sqrt(1 - 0.75 / ROUNDS) + 0.0 * actual
     names = refuted((run, included))
     assert "noise of all releases" in names
     assert "noise of one release" not in names
@@ -152,19 +152,19 @@ def test_the_smallest_error_that_guesses_see():
 
 
 def test_values_by_hand():
-    found = noise_check("noise", 80.0, 100, 1.0, 0.05)
-    assert found.measured == pytest.approx(math.sqrt(0.8))
-    assert found.limit == pytest.approx(math.sqrt(80 / scipy.stats.chi2.ppf(0.025, 100)))
-    assert not found.refuted
+    actual = noise_check("noise", 80.0, 100, 1.0, 0.05)
+    assert actual.measured == pytest.approx(math.sqrt(0.8))
+    assert actual.limit == pytest.approx(math.sqrt(80 / scipy.stats.chi2.ppf(0.025, 100)))
+    assert not actual.refuted
     assert noise_check("noise", 60.0, 100, 1.0, 0.05).refuted
     above = noise_check("noise", 150.0, 100, 1.0, 0.05)
     assert above.limit == pytest.approx(math.sqrt(150 / scipy.stats.chi2.ppf(0.975, 100)))
     assert above.refuted
-    found = checks(released(0))
-    assert found["releases"][1:] == (16, 16, 16, False, 17 / 16)
-    assert found["signal"].claimed == pytest.approx(14.4)
-    assert found["signal"].limit < found["signal"].measured
-    assert found["Gaussian epsilon"].limit < found["Gaussian epsilon"].measured
+    actual = checks(released(0))
+    assert actual["releases"][1:] == (16, 16, 16, False, 17 / 16)
+    assert actual["signal"].claimed == pytest.approx(14.4)
+    assert actual["signal"].limit < actual["signal"].measured
+    assert actual["Gaussian epsilon"].limit < actual["Gaussian epsilon"].measured
 
 
 def test_bad_arguments_are_refused():

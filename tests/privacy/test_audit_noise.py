@@ -42,9 +42,9 @@ def of_batches(batches, significance=0.02, counts=ONES):
 def test_right_noise_and_batches_are_refused_as_rarely_as_asked_for():
     noise = [any(of_noise(noise_of(seed), 0.2).values()) for seed in range(200)]
     batches = [any(of_batches(drawn(seed), 0.2).values()) for seed in range(400)]
-    for found in (noise, batches):
-        assert np.mean(found) < 0.2 + 3 * math.sqrt(0.2 * 0.8 / len(found))
-        assert np.mean(found) > 0.05, "the share is used"
+    for actual in (noise, batches):
+        assert np.mean(actual) < 0.2 + 3 * math.sqrt(0.2 * 0.8 / len(actual))
+        assert np.mean(actual) > 0.05, "the share is used"
 
 
 @pytest.mark.statistical
@@ -219,5 +219,5 @@ def test_messages_of_several_releases_and_tables_that_hide_batches():
 
 
 def test_noise_of_no_size_is_a_check_that_refuses():
-    found = noise_check("noise", 0.0, 100, 1.0, 0.05)
-    assert (found.measured, found.refuted) == (0.0, True)
+    actual = noise_check("noise", 0.0, 100, 1.0, 0.05)
+    assert (actual.measured, actual.refuted) == (0.0, True)

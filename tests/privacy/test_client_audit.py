@@ -205,10 +205,10 @@ def test_a_message_of_several_releases_counts_with_the_variance_of_one():
 
     def noise_of_one(counts):
         claimed = Mechanism(NOISE_STD, 1.0, ITERATIONS)
-        found = check_mechanism(
+        actual = check_mechanism(
             messages, canaries.included, claimed, dp_epsilon=1.0, dp_delta=DELTA, significance=0.05, counts=counts
         )
-        return found[1].measured
+        return actual[1].measured
 
     out = messages[:, ~canaries.included]
     mean = (np.square(out) / np.maximum(taus, 1)[:, None]).sum() / out[taus > 0].size

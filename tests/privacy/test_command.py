@@ -13,7 +13,7 @@ from experiments.dp_gradient_tracking.budgets import privacy_of as tracking_priv
 from experiments.privsgp_vr import options as of_gossip
 from experiments.privsgp_vr.spending import privacy_of as gossip_privacy
 from jaxfl import command
-from jaxfl.frame import lay
+from jaxfl.frame import override
 
 RUN = {"sites": 4, "samples": 120, "batch": 12, "rounds": 20}
 GOSSIP = {"privsgp-vr": "PrivSGP-VR", "privsgp": "PrivSGP", "dp2-sgd": "DP2-SGD", "a-dp2-sgd": "A(DP)2SGD"}
@@ -38,21 +38,21 @@ def of_run(method):
     if method in GOSSIP:
         options = {"method": GOSSIP[method], "iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
         options |= {"target_epsilon": float("inf"), "graph": "ring"}
-        config = lay(of_gossip.Configuration(), {**options, "noise_std": 1.5 * 0.5 / 12})
+        config = override(of_gossip.Configuration(), {**options, "noise_std": 1.5 * 0.5 / 12})
         return gossip_privacy(config, [120] * 4)(20)
     if method == TRACKING:
         options = {"iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5, "graph": "star"}
         options |= {
             name: getattr(of_tracking.scheme_steps("S1", 20), name) for name in ("state_mixing", "tracker_mixing")
         }
-        config = lay(of_tracking.Configuration(), {**options, "step_size": 0.3, "noise_gain": 1.5 * 0.5})
+        config = override(of_tracking.Configuration(), {**options, "step_size": 0.3, "noise_gain": 1.5 * 0.5})
         return tracking_privacy(config, [120] * 4)(20)
     options = {"method": CLIENTS[method], "rounds": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
     options |= {"noise_multiplier": 1.5, "local_steps": 3, "max_iterations": 60, "num_active": 2}
     options |= {"update_noise_multiplier": 1.5, "update_clip_norm": 0.5}
     ran = {} if method == "dp-fedavg" else {"local_iterations": 60}
     ran |= {"estimate_releases": 20} if method == "ali-dpfl" else {}
-    stated = clients_privacy(lay(of_clients.Configuration(), options), [120] * 4)
+    stated = clients_privacy(override(of_clients.Configuration(), options), [120] * 4)
     assert stated is not None
     return stated(20, **ran)
 
@@ -61,29 +61,29 @@ def of_run(method):
 def test_it_is_what_a_run_states(capsys, method):
     more = {"dp-fedavg": {"active": 2}, "fedavg": {"local_steps": 3}, "ali-dpfl": {"local_steps": 3}}.get(method, {})
     more |= {"step_size": 0.3} if method == TRACKING else {}
-    found = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5, **more)
-    assert found["statements"] == json.loads(json.dumps(of_run(method)))
+    actual = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5, **more)
+    assert actual["statements"] == json.loads(json.dumps(of_run(method)))
     divisor = 12 if method in GOSSIP else 1
-    assert found["noise_gain" if method == TRACKING else "noise_std"] == pytest.approx(1.5 * 0.5 / divisor)
+    assert actual["noise_gain" if method == TRACKING else "noise_std"] == pytest.approx(1.5 * 0.5 / divisor)
 
 
 @pytest.mark.parametrize("method", command.METHODS)
 def test_the_least_noise_meets_the_target_and_less_does_not(capsys, method):
-    def proven(found):
-        of_proofs = [one["dp_epsilon"] for one in found["statements"] if one["bound"] == "proven"]
+    def proven(actual):
+        of_proofs = [one["dp_epsilon"] for one in actual["statements"] if one["bound"] == "proven"]
         return of_proofs[-1 if method == TRACKING else 0]  # at delta; of the main relation
 
-    found = answered(capsys, method, target=2.5)
-    assert 2.49 < proven(found) <= 2.5
-    less = answered(capsys, method, noise_multiplier=0.997 * found["noise_multiplier"])
+    actual = answered(capsys, method, target=2.5)
+    assert 2.49 < proven(actual) <= 2.5
+    less = answered(capsys, method, noise_multiplier=0.997 * actual["noise_multiplier"])
     assert proven(less) > 2.5
 
 
 def test_bound_and_relation_choose_what_the_target_is_for(capsys):
-    found = answered(capsys, "privsgp-vr", target=2.5, bound="published")
-    assert 2.4999 < found["statements"][0]["dp_epsilon"] <= 2.5
-    found = answered(capsys, "fedavg", target=2.5, relation="replace_one")
-    (stated,) = found["statements"]
+    actual = answered(capsys, "privsgp-vr", target=2.5, bound="published")
+    assert 2.4999 < actual["statements"][0]["dp_epsilon"] <= 2.5
+    actual = answered(capsys, "fedavg", target=2.5, relation="replace_one")
+    (stated,) = actual["statements"]
     assert stated["neighboring_relation"] == "replace_one"
     assert 2.49 < stated["dp_epsilon"] <= 2.5
 
@@ -160,9 +160,9 @@ def test_a_wrong_value_ends_with_one_sentence(capsys, method, more, sentence):
         code = command.main(words(method, **more))
     except SystemExit as left:
         code = left.code
-    told = capsys.readouterr()
-    assert (code, told.out, told.err.count("\n")) == (2, "", 1)
-    assert told.err.startswith(f"error: {sentence}")
+    message = capsys.readouterr()
+    assert (code, message.out, message.err.count("\n")) == (2, "", 1)
+    assert message.err.startswith(f"error: {sentence}")
 
 
 @pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "privsgp-vr", TRACKING])

@@ -33,9 +33,9 @@ def composed(losses, num_times):
 @pytest.mark.parametrize("mu", [1e-3, 0.3, 7.0])
 @pytest.mark.parametrize("dp_delta", [1e-12, 1e-5])
 def test_gaussian_epsilon_is_that_of_the_library(mu, dp_delta):
-    found, expected = pairs.gaussian_epsilon(mu, dp_delta), get_epsilon_gaussian(1 / mu, dp_delta)
-    assert found == pytest.approx(expected, rel=1e-5, abs=1e-9)
-    assert pairs.gaussian_delta(found, mu) <= dp_delta
+    actual, expected = pairs.gaussian_epsilon(mu, dp_delta), get_epsilon_gaussian(1 / mu, dp_delta)
+    assert actual == pytest.approx(expected, rel=1e-5, abs=1e-9)
+    assert pairs.gaussian_delta(actual, mu) <= dp_delta
 
 
 def test_gaussian_epsilon_at_the_ends():
@@ -48,8 +48,8 @@ def test_gaussian_epsilon_at_the_ends():
 
 def test_participation_is_the_mean_over_counts():
     mus, chances = np.array([0.5, 1.0, 3.0]), np.array([0.7, 0.25, 0.05])
-    found = pairs.mixed_gaussian_epsilon(mus, chances, 1e-3)
-    total = sum(p * float(pairs.gaussian_delta(found, mu)) for mu, p in zip(mus, chances, strict=True))
+    actual = pairs.mixed_gaussian_epsilon(mus, chances, 1e-3)
+    total = sum(p * float(pairs.gaussian_delta(actual, mu)) for mu, p in zip(mus, chances, strict=True))
     assert total == pytest.approx(1e-3, rel=1e-6)
     assert total <= 1e-3
 
@@ -67,8 +67,8 @@ def test_one_release_of_each_pair_against_integration(q, shift):
     ):
         curve = composed(losses, 1)
         for dp_epsilon in (0.0, 0.02, 0.3, 1.0, 2.5):
-            exact, found = hockey_stick(upper, lower, dp_epsilon), curve_delta(curve, dp_epsilon)
-            assert exact - 1e-9 <= found <= exact * (1 + 1e-3) + 1e-6
+            exact, actual = hockey_stick(upper, lower, dp_epsilon), curve_delta(curve, dp_epsilon)
+            assert exact - 1e-9 <= actual <= exact * (1 + 1e-3) + 1e-6
 
 
 @pytest.mark.parametrize("others", [0.0, 0.5])
@@ -101,13 +101,13 @@ def test_a_coarse_grid_overstates_epsilon():
     """Poisson batches of one of 3,125 at z = 8, K = 3,120: the trap of a fixed step, and the rule that avoids it."""
     q, z = 1 / 3125, 8.0
 
-    def found(step):
+    def actual(step):
         curves = pairs.composed_curves(pairs.sampled, (q, 1 / z), step, 3120, 1e-5)
         return max(float(composition.curve_epsilon(curve, 1e-5)) for curve in curves)
 
-    assert [round(found(step), 4) for step in (1e-3, 1e-4, 2e-5)] == [0.0272, 0.0075, 0.0051]
-    by_rule = found(pairs.grid_step(q, z, 1 / z))
-    assert found(1e-7) <= by_rule <= 1.01 * found(1e-7)
+    assert [round(actual(step), 4) for step in (1e-3, 1e-4, 2e-5)] == [0.0272, 0.0075, 0.0051]
+    by_rule = actual(pairs.grid_step(q, z, 1 / z))
+    assert actual(1e-7) <= by_rule <= 1.01 * actual(1e-7)
     assert pairs.grid_step(q, z, 1 / z) == pytest.approx(q / (20 * z))
     assert pairs.grid_step(1e-6, 0.5, 2.0) == pytest.approx(1e-6 / (5 * 0.5))
 

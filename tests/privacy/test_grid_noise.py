@@ -46,9 +46,9 @@ class TestThresholds:
     def test_are_the_tails_of_the_normal_distribution(self, bits):
         numbers = grid_noise._thresholds(bits)
         places = np.arange(1, len(numbers) + 1)
-        found = np.array([number / 2**127 for number in numbers])
+        actual = np.array([number / 2**127 for number in numbers])
         inside = exact_tail(places, bits) > 1e-24  # below, the last units of 2^-127 show
-        np.testing.assert_allclose(found[inside], exact_tail(places, bits)[inside], rtol=1e-12)
+        np.testing.assert_allclose(actual[inside], exact_tail(places, bits)[inside], rtol=1e-12)
         assert (places[inside][-1] - 0.5) * 2.0**-bits > 10
         assert exact_tail(len(numbers) + 1, bits) < 1.5 * 2.0**-127
 
@@ -92,21 +92,21 @@ class TestSearch:
             words = np.array([[n >> shift & 0xFFFFFFFF for shift in (96, 64, 32, 0)] for n in whole], np.uint32)
             given = jnp.stack([words[:, :2], words[:, 2:]])
             monkeypatch.setattr(jax.lax, "map", lambda function, keys, given=given: given)
-            found = np.asarray(grid_noise._integers(KEY, len(tried), bits))
+            actual = np.asarray(grid_noise._integers(KEY, len(tried), bits))
             expected = [bisect.bisect_left(numbers, -number, key=operator.neg) for number in tried]
-            np.testing.assert_array_equal(found, np.array(expected) * (-1 if sign else 1))
+            np.testing.assert_array_equal(actual, np.array(expected) * (-1 if sign else 1))
 
 
 @pytest.mark.statistical
 class TestDistribution:
     @pytest.mark.parametrize("bits", [8, 12])
     def test_is_the_rounded_gaussian(self, bits):
-        found = integers(bits, SIZES[bits])[0]
+        actual = integers(bits, SIZES[bits])[0]
         edges = np.concatenate([[-math.inf], (np.arange(-20, 20) * 2 ** (bits - 3) + 2) - 0.5, [math.inf]])
-        counts = np.histogram(found, edges)[0]
+        counts = np.histogram(actual, edges)[0]
 
         def expected(scale):
-            return len(found) * np.diff(scipy.stats.norm.cdf(edges * 2.0**-bits / scale))
+            return len(actual) * np.diff(scipy.stats.norm.cdf(edges * 2.0**-bits / scale))
 
         def unlikely(scale):
             statistic = np.sum((counts - expected(scale)) ** 2 / expected(scale))
@@ -116,36 +116,36 @@ class TestDistribution:
         assert unlikely(1.01) < 1e-4, "1 % off is seen"
 
     def test_single_integers_of_a_coarse_grid_have_their_probabilities(self):
-        found = integers(8, SIZES[8])[0]
+        actual = integers(8, SIZES[8])[0]
         places = np.arange(-40, 41)
-        counts = np.array([(found == place).sum() for place in places])
+        counts = np.array([(actual == place).sum() for place in places])
         edges = (np.arange(-40, 42) - 0.5) * 2.0**-8
 
         def unlikely(scale):
-            mass = np.diff(scipy.stats.norm.cdf(edges / scale)) * len(found)
-            others = len(found) - counts.sum()
-            return scipy.stats.chisquare([*counts, others], [*mass, len(found) - mass.sum()]).pvalue
+            mass = np.diff(scipy.stats.norm.cdf(edges / scale)) * len(actual)
+            others = len(actual) - counts.sum()
+            return scipy.stats.chisquare([*counts, others], [*mass, len(actual) - mass.sum()]).pvalue
 
         assert unlikely(1.0) > 1e-4
         assert unlikely(1.05) < 1e-4
 
     def test_beyond_four_deviations(self):
-        found = np.abs(integers(12, SIZES[12])[0])
+        actual = np.abs(integers(12, SIZES[12])[0])
         for deviations in (3.5, 4.0, 4.4):
             mean = SIZES[12] * exact_tail(round(deviations * 4096), 12)
-            assert abs((found >= round(deviations * 4096)).sum() - mean) < 4.5 * math.sqrt(mean)
+            assert abs((actual >= round(deviations * 4096)).sum() - mean) < 4.5 * math.sqrt(mean)
 
     def test_bits_of_the_grid_do_not_change_the_scale(self):
         """One key, two grids: nearly the same numbers, for both invert the same distribution."""
         np.testing.assert_allclose(integers(8) / 256, integers(13) / 8192, atol=1.01 / 256)
 
     def test_nodes_and_keys_are_independent_and_signs_are_fair(self):
-        found = [*integers(12, nodes=3), *integers(12, nodes=3, seed=4)]
-        correlation = np.corrcoef(np.stack(found)) - np.eye(len(found))
+        actual = [*integers(12, nodes=3), *integers(12, nodes=3, seed=4)]
+        correlation = np.corrcoef(np.stack(actual)) - np.eye(len(actual))
         assert np.abs(correlation).max() < 5 / math.sqrt(D)
-        squares = np.corrcoef(np.stack(found) ** 2) - np.eye(len(found))
+        squares = np.corrcoef(np.stack(actual) ** 2) - np.eye(len(actual))
         assert np.abs(squares).max() < 5 / math.sqrt(D)
-        assert abs(np.sign(found[0]).mean()) < 5 / math.sqrt(D)
+        assert abs(np.sign(actual[0]).mean()) < 5 / math.sqrt(D)
 
     def test_scale_of_every_node(self):
         scales = np.array([0.5, 1.0, 3.0], np.float32)

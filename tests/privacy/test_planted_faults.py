@@ -17,9 +17,9 @@ def test_the_file_has_all_faults_and_most_are_refused():
     unseen = [(group, name) for group, faults in UNSEEN.items() for name in faults]
     assert list(rows) == [*EACH, *unseen, ("right", "no fault")]
     assert len(EACH) == 49
-    found = [int(rows[fault]["refused"]) for fault in EACH]
+    actual = [int(rows[fault]["refused"]) for fault in EACH]
     assert {int(rows[fault]["seeds"]) for fault in EACH} == {len(SEEDS)} == {5}
-    assert sum(refused >= 4 for refused in found) >= 44
+    assert sum(refused >= 4 for refused in actual) >= 44
     right = rows["right", "no fault"]
     assert int(right["refused"]) <= 1
     assert int(right["seeds"]) == 100
@@ -38,9 +38,9 @@ def test_the_file_has_all_faults_and_most_are_refused():
     ],
 )
 def test_a_real_run_with_a_fault_is_refused(group, name, check):
-    found = row(group, name, FAULTS[group][name], [0])
-    assert (found["refused"], found["seeds"]) == (1, 1)
-    assert f"{check} 1" in found["checks"]
+    actual = row(group, name, FAULTS[group][name], [0])
+    assert (actual["refused"], actual["seeds"]) == (1, 1)
+    assert f"{check} 1" in actual["checks"]
 
 
 @pytest.mark.slow

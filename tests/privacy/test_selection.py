@@ -45,17 +45,17 @@ def test_the_best_of_random_runs_keeps_its_epsilon(kind):
         selected = Selection(kind, float(rng.choice([1.5, 4.0, 30.0, 300.0])))
         best_p, best_q = (np.diff(generating(selected, np.append(0.0, np.cumsum(one)).clip(0, 1))) for one in (p, q))
         for dp_delta in (1e-6, 1e-3, 0.05):
-            found = selected_epsilon(lambda delta, p=p, q=q: least_epsilon(p, q, delta), selected, dp_delta)
-            assert curve(best_p, best_q, found) <= dp_delta * (1 + 1e-9), (case, dp_delta)
+            actual = selected_epsilon(lambda delta, p=p, q=q: least_epsilon(p, q, delta), selected, dp_delta)
+            assert curve(best_p, best_q, actual) <= dp_delta * (1 + 1e-9), (case, dp_delta)
             true = least_epsilon(best_p, best_q, dp_delta)
-            least = min(least, found / true if true > 0.1 else math.inf)
+            least = min(least, actual / true if true > 0.1 else math.inf)
     assert 1 <= least < 1.3  # it is no bound that is far from every case
 
 
 @pytest.mark.parametrize(("kind", "factor"), [("geometric", 3), ("logarithmic", 2)])
 def test_pure_epsilons_multiply(kind, factor):  # (2 + eta) epsilon: Papernot and Steinke, Corollary 3
-    found = selected_epsilon(lambda _: 0.7, Selection(kind, 50.0), 1e-9)
-    assert factor * 0.7 < found < factor * 0.7 + 1e-6
+    actual = selected_epsilon(lambda _: 0.7, Selection(kind, 50.0), 1e-9)
+    assert factor * 0.7 < actual < factor * 0.7 + 1e-6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,12 +84,12 @@ def test_the_number_of_runs_has_its_distribution(kind, mean):
 def test_what_a_statement_on_the_winner_says():
     run = {"bound": "proven", "dp_epsilon": 1.0, "dp_delta": 1e-5, "neighboring_relation": "zero_out", "asked": True}
     run |= {"accountant": "PLD", "assumptions": (UNPAID_CHOICE, "clipped"), "mechanism": "40 rounds", "reason": None}
-    found = selected_statement(run, lambda _: 1.0, Selection("geometric", 20.0))
-    assert found["dp_epsilon"] == pytest.approx(3.0, abs=1e-3)
-    assert "asked" not in found
-    assert UNPAID_CHOICE not in found["assumptions"]
-    assert "clipped" in found["assumptions"]
-    assert "geometric with mean 20" in found["mechanism"]
+    actual = selected_statement(run, lambda _: 1.0, Selection("geometric", 20.0))
+    assert actual["dp_epsilon"] == pytest.approx(3.0, abs=1e-3)
+    assert "asked" not in actual
+    assert UNPAID_CHOICE not in actual["assumptions"]
+    assert "clipped" in actual["assumptions"]
+    assert "geometric with mean 20" in actual["mechanism"]
     unknown = selected_statement(run, lambda _: math.inf, Selection("geometric", 20.0))
     assert unknown["dp_epsilon"] is None
     assert unknown["reason"]

@@ -26,7 +26,7 @@ def test_composed_randomized_response_is_the_binomial(dp_delta):
     eps, rounds = 0.1, 1000
     curve = composition.compose(response(eps, 0.02), rounds, dp_delta)
     assert curve is not None
-    found = float(composition.curve_epsilon(curve, dp_delta))
+    actual = float(composition.curve_epsilon(curve, dp_delta))
     counts = np.arange(rounds + 1)
     losses, chances = (2 * counts - rounds) * eps, binom.pmf(counts, rounds, math.exp(eps) / (1 + math.exp(eps)))
 
@@ -34,9 +34,9 @@ def test_composed_randomized_response_is_the_binomial(dp_delta):
         above = losses > dp_epsilon
         return float((chances[above] * -np.expm1(dp_epsilon - losses[above])).sum())
 
-    assert exact(found) <= dp_delta * (1 + 1e-6)
-    assert exact(0.95 * found) > dp_delta, "an epsilon 5 % lower is wrong"
-    assert exact(0.999 * found) > dp_delta
+    assert exact(actual) <= dp_delta * (1 + 1e-6)
+    assert exact(0.95 * actual) > dp_delta, "an epsilon 5 % lower is wrong"
+    assert exact(0.999 * actual) > dp_delta
 
 
 @pytest.mark.parametrize("dp_delta", [1e-3, 1e-6, 1e-9, 1e-11, 1e-14])
@@ -59,8 +59,8 @@ def test_tilted_and_plain_curves_agree_where_both_see():
     assert composition.is_small(1e-12, rounds)
     assert not composition.is_small(1e-5, rounds)
     for dp_delta in (1e-5, 1e-8, 1e-10):
-        found = [float(composition.curve_epsilon(curve, dp_delta)) for curve in (plain, tilted)]
-        assert found[0] == pytest.approx(found[1], rel=1e-4)
+        actual = [float(composition.curve_epsilon(curve, dp_delta)) for curve in (plain, tilted)]
+        assert actual[0] == pytest.approx(actual[1], rel=1e-4)
     assert math.isinf(float(composition.curve_epsilon(plain, 1e-13)))
     assert math.isfinite(float(composition.curve_epsilon(tilted, 1e-13)))
 
@@ -88,10 +88,10 @@ def test_sampling_counts_at_deltas_that_rounding_would_drown(release, relation):
 
 def test_a_delta_below_what_the_grid_leaves_out_is_stated_with_the_reason():
     release, relation = RELEASES["Poisson"]
-    found = proven_bound(release, relation, 10_000, 1e-18)
-    assert math.isfinite(found.dp_epsilon)
-    assert "given how often a sample is drawn" in found.accountant
-    assert "secrecy of the draws counts for nothing" in found.accountant
+    actual = proven_bound(release, relation, 10_000, 1e-18)
+    assert math.isfinite(actual.dp_epsilon)
+    assert "given how often a sample is drawn" in actual.accountant
+    assert "secrecy of the draws counts for nothing" in actual.accountant
     assert "below what its grid leaves out" not in proven_bound(release, relation, 10_000, 1e-15).accountant
 
 

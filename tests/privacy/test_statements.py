@@ -79,10 +79,10 @@ def test_a_delta_that_allows_to_publish_a_record_says_so():
         return [one._asdict() for one in stated if one.dp_epsilon is not None]
 
     release = Release("mini_batch", "poisson", 5, 50, clip_norm=1.0, noise_std=0.4)
-    for delta, found in ((0.1, True), (0.01, True), (0.0099, False)):  # of 100 samples
-        assert set(large(rows(account(PRIVSGP, [release] * 2, dp_delta=delta).statements(10)))) == {found}
+    for delta, actual in ((0.1, True), (0.01, True), (0.0099, False)):  # of 100 samples
+        assert set(large(rows(account(PRIVSGP, [release] * 2, dp_delta=delta).statements(10)))) == {actual}
         two_seeds = account(PRIVSGP, [release] * 4, dp_delta=delta, num_nodes=2)  # with the same samples
-        assert set(large(rows(two_seeds.statements(10)))) == {found}
+        assert set(large(rows(two_seeds.statements(10)))) == {actual}
     text = statement_text(rows(account(PRIVSGP, [release] * 2, dp_delta=0.1).statements(10))[-1])
     assert "delta 0.1 times 100 samples is 10: a mechanism that publishes one of them at random satisfies this" in text
     many = release._replace(num_entries=50_000, batch_size=500)
@@ -92,19 +92,19 @@ def test_a_delta_that_allows_to_publish_a_record_says_so():
     assert all(large(rows(clients.account([client] * 2, dp_delta=0.01).statements(10))))
     assert not any(large(rows(clients.account([client] * 2, dp_delta=0.0099).statements(10))))
     whole = clients.UpdateRelease("poisson", 0.1, clip_norm=1.0, noise_multiplier=2.0)
-    for number, found in ((99, False), (100, True)):
+    for number, actual in ((99, False), (100, True)):
         (one,) = rows(clients.client_level_account(whole, num_clients=number, dp_delta=0.01).statements(10))
-        assert large([one]) == [found]
-        assert ("100 clients" in statement_text(one)) == found
+        assert large([one]) == [actual]
+        assert ("100 clients" in statement_text(one)) == actual
     schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
     gaussian = TrackingRelease(clip_norm=1.0, distribution="gaussian")
     weights = {"state_in_weights": np.ones(2), "tracker_out_weights": np.ones(2)}
-    for size, found in ((50, True), (49, False)):
+    for size, actual in ((50, True), (49, False)):
         settings: dict = {"dp_delta": 0.01, "num_local_samples": [size] * 2}
         stated = tracking.gradient_tracking_account(schedule, gaussian, **weights, **settings).statements(4)
         for function in (perturbed_state_account, tracking.output_perturbation_account):
             stated += function(schedule, gaussian, num_nodes=2, **settings).statements(4)
-        assert set(large(rows(stated))) == {found}
+        assert set(large(rows(stated))) == {actual}
     coarse = tracking.quantization_account(
         schedule, TrackingRelease(clip_norm=1e-3), num_nodes=2, quantization_step=0.5, num_local_samples=[50, 50]
     ).statements(1)

@@ -20,9 +20,9 @@ CELL = (PLANE[1] - PLANE[0]) ** 2
 def curves(q, z, num_times=1):
     """Forward, backward, and one sample against another."""
     losses = (*stored_gradients.stored(q, z, 0.0, STEP), stored_gradients.stored_exchanged(q, z, 0.0, STEP))
-    found = [composition.compose(one, num_times) for one in losses]
-    assert None not in found
-    return [curve for curve in found if curve is not None]
+    actual = [composition.compose(one, num_times) for one in losses]
+    assert None not in actual
+    return [curve for curve in actual if curve is not None]
 
 
 def in_plane(q, z, fresh, stored, moved=((0, 0), (0, 0))):
@@ -189,15 +189,15 @@ def test_both_directions_are_one_pair_of_distributions(q, z):
 
 def test_more_cells_only_tighten(monkeypatch):
     """And what is left to gain shrinks with the width of a cell."""
-    found = []
+    actual = []
     for cells in (16, 64, 256):
         monkeypatch.setattr(stored_gradients, "_CELLS", cells)
         curve = composition.compose(stored_gradients.stored(0.45, 11.4, 0.0, 2e-3)[0], 400)
         assert curve is not None
-        found.append(float(composition.curve_epsilon(curve, 1e-5)))
-    assert found[0] > found[1] > found[2]
-    assert found[1] - found[2] < 0.4 * (found[0] - found[1])
-    assert found[2] == pytest.approx(3.55, abs=0.02)
+        actual.append(float(composition.curve_epsilon(curve, 1e-5)))
+    assert actual[0] > actual[1] > actual[2]
+    assert actual[1] - actual[2] < 0.4 * (actual[0] - actual[1])
+    assert actual[2] == pytest.approx(3.55, abs=0.02)
 
 
 @pytest.mark.parametrize("z", [0.01, 0.05, 0.3])

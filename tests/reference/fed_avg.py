@@ -48,8 +48,8 @@ def fed_avg(x, samples, rounds, server, *, weighting="data", **local):
         mean, loss = zeros_like(x), 0.0
         for client, batches in active:
             share = len(samples[client]) / total if weighting == "data" else 1.0 / len(active)
-            found, steps = client_update(x, samples[client], batches, step_size=schedule(number), **local)
-            mean, loss = add(mean, share, found), loss + share * np.mean(steps)
+            actual, steps = client_update(x, samples[client], batches, step_size=schedule(number), **local)
+            mean, loss = add(mean, share, actual), loss + share * np.mean(steps)
         x = add(x, 1.0, server(add(x, -1.0, mean)))
         losses.append(loss)
     return x, losses

@@ -47,5 +47,5 @@ def clip(gradient, clip_norm, clip_order):
     """The gradient scaled so that its norm over all parameters is at most clip_norm."""
     if clip_norm is None:
         return gradient
-    found = norm(gradient, clip_order)
-    return add(zeros_like(gradient), min(1.0, clip_norm / found) if found > 0 else 1.0, gradient)
+    actual = norm(gradient, clip_order)
+    return add(zeros_like(gradient), min(1.0, clip_norm / actual) if actual > 0 else 1.0, gradient)

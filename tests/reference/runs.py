@@ -150,8 +150,8 @@ def check_uniform_pairs(active, num_clients):
         pairs[np.ix_(one, one)] += 1
     alone = count / num_clients
     together = alone * (count - 1) / (num_clients - 1)
-    for found, rate in ((np.diag(pairs), alone), (pairs[np.triu_indices(num_clients, 1)], together)):
-        assert np.all(np.abs(found - rate * rounds) <= 4 * np.sqrt(rate * (1 - rate) * rounds))
+    for actual, rate in ((np.diag(pairs), alone), (pairs[np.triu_indices(num_clients, 1)], together)):
+        assert np.all(np.abs(actual - rate * rounds) <= 4 * np.sqrt(rate * (1 - rate) * rounds))
 
 
 def check_counts(infos, used, sent, received):

@@ -67,11 +67,11 @@ def width_reduction(x, samples, widths, rounds, *, weighting="data", **options):
         for client, steps in active:
             weight = len(samples[client]) if weighting == "data" else 1.0
             start = first_units(x, widths[client])
-            trained, found = client_update(start, samples[client], steps, step_size=schedule(number), **options)
+            trained, actual = client_update(start, samples[client], steps, step_size=schedule(number), **options)
             add_to_first_units(total, weight, trained)
             ones = {name: {part: np.ones_like(leaf) for part, leaf in layer.items()} for name, layer in start.items()}
             add_to_first_units(holders, weight, ones)
-            loss, weights = loss + weight * np.mean(found), weights + weight
+            loss, weights = loss + weight * np.mean(actual), weights + weight
         for name, layer in x.items():
             for part, leaf in layer.items():
                 for position in np.ndindex(leaf.shape):

@@ -47,11 +47,11 @@ def fill(directory, rounds=(10, 20), keep=2, owner=OWNER):
 def restore(directory, state, keep: int | None = 2, owner=OWNER):
     checkpoints = Checkpoints(directory, keep, owner)
     try:
-        found = checkpoints.restore(structure(state))
+        actual = checkpoints.restore(structure(state))
     finally:
         checkpoints.close()
-    assert found is not None
-    return found.round_index, found.state
+    assert actual is not None
+    return actual.round_index, actual.state
 
 
 def damage(path, kind):

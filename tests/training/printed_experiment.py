@@ -19,7 +19,7 @@ from toy_problem import TASK, TOY_LEDGER, toy_data, toy_test, toy_that_counts
 
 from jaxfl import core
 from jaxfl.data import federate
-from jaxfl.frame import Experiment, Prepared, Publication, Row, Run, programs, stated, traced
+from jaxfl.frame import Experiment, Prepared, Publication, Row, Run, affects_statements_only, programs, traced
 from jaxfl.privacy.statements import FLOAT_NOISE, statement
 from jaxfl.training import Case
 
@@ -34,11 +34,11 @@ class Learning:
 
     step_size: float = traced(0.01)
     """Step size; at 100 seed 3 diverges, and a budget ends the others."""
-    noise: float = stated(0.5)
+    noise: float = affects_statements_only(0.5)
     """Noise of the first site; the others have 2, 3 and 4 times this."""
     rounds: int = 15
     """Number of rounds."""
-    dp_delta: float = stated(1e-5)
+    dp_delta: float = affects_statements_only(1e-5)
     """Delta."""
 
 
@@ -90,12 +90,12 @@ def _statements(config: Configuration, seeds: tuple[int, ...], rounds: int, *, d
         own = [
             factor * epsilon_of(rounds, *at, delta) for seed in seeds for at in zip(noise, SIZES[seed], strict=False)
         ]
-        told = (
+        message = (
             {"mechanism": f"noise {noise[0]:g}", "notes": [f"step size {config.learning.step_size:g}"]} if own else {}
         )
         worst = max(own) if own else None
         each = {"dp_epsilon": worst, "node_epsilons": own, "reason": None if own else "No noise.", "noise": FLOAT_NOISE}
-        rows.append(statement("proven", relation, **each, **told, **facts))
+        rows.append(statement("proven", relation, **each, **message, **facts))
     return [row._asdict() for row in rows]
 
 
@@ -116,7 +116,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             settings=settings,
             privacy=functools.partial(_statements, config, seeds),
             noise_stds=noises(config) if config.learning.noise else (),
-            covered=True,
+            final_params_are_private=True,
             max_rounds=12 if config.learning.step_size > LARGE else None,
             ledger=TOY_LEDGER,
         )

@@ -22,10 +22,10 @@ TEST_INPUTS = np.random.default_rng(5).normal(size=(11, 6)).astype(np.float32)
 TEST_LABELS = (np.arange(11) % 3).astype(np.int32)
 
 
-def positions(found):
+def positions(actual):
     """Positions in the pool of the samples that count, batch by batch."""
-    pool, weights = np.asarray(DATA.inputs), np.asarray(found.weights)
-    where = np.argmax((np.asarray(found.inputs)[:, :, None] == pool).all(axis=3), axis=2)
+    pool, weights = np.asarray(DATA.inputs), np.asarray(actual.weights)
+    where = np.argmax((np.asarray(actual.inputs)[:, :, None] == pool).all(axis=3), axis=2)
     return [batch[weight > 0].tolist() for batch, weight in zip(where, weights, strict=True)]
 
 
@@ -35,14 +35,14 @@ DRAW = jax.jit(calibration_set, static_argnums=(2, 3))
 @pytest.mark.parametrize(("num_samples", "sizes"), [(10, [4, 4, 2]), (26, [4] * 6 + [2]), (40, [26])])
 @pytest.mark.quick_cases(1)
 def test_every_sample_of_the_pool_is_drawn_at_most_once_and_padding_never(num_samples, sizes):
-    found = DRAW(KEY, DATA, num_samples, 4 if num_samples < 40 else 100)
-    batches = positions(found)
+    actual = DRAW(KEY, DATA, num_samples, 4 if num_samples < 40 else 100)
+    batches = positions(actual)
     assert [len(batch) for batch in batches if batch] == sizes
     drawn = [position for batch in batches for position in batch]
     assert len(set(drawn)) == len(drawn) == min(num_samples, 26)
-    assert found.weights.sum() == len(drawn)
+    assert actual.weights.sum() == len(drawn)
     np.testing.assert_array_equal(
-        found.labels.reshape(-1)[found.weights.reshape(-1) > 0], DATA.labels[jnp.array(drawn)]
+        actual.labels.reshape(-1)[actual.weights.reshape(-1) > 0], DATA.labels[jnp.array(drawn)]
     )
 
 

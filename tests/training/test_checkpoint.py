@@ -110,9 +110,9 @@ def test_after_a_damaged_checkpoint_its_round_can_be_saved_again(tmp_path):
             path.write_bytes(b"")
     checkpoints = Checkpoints(tmp_path, owner=OWNER)
     with pytest.warns(DamagedCheckpoint, match="round 20 .* is damaged"):
-        found = checkpoints.restore(structure(toy_state(20)))
-    assert found is not None
-    assert found.round_index == 10
+        actual = checkpoints.restore(structure(toy_state(20)))
+    assert actual is not None
+    assert actual.round_index == 10
     assert (tmp_path / "damaged_20").is_dir()
     checkpoints.save(20, toy_state(20))
     checkpoints.close()
@@ -143,20 +143,20 @@ def test_what_is_saved_beside_a_state_comes_back(tmp_path):
     checkpoints = Checkpoints(tmp_path, owner=OWNER)
     checkpoints.save(3, toy_state(), {"metrics": [17, 99], "total": 0.1 + 0.2}, beside)
     checkpoints.wait()
-    found = checkpoints.restore(structure(toy_state()))
+    actual = checkpoints.restore(structure(toy_state()))
     checkpoints.close()
-    assert found is not None
-    assert found.record == {"metrics": [17, 99], "total": 0.1 + 0.2}
-    assert sorted(found.beside) == sorted(beside)
+    assert actual is not None
+    assert actual.record == {"metrics": [17, 99], "total": 0.1 + 0.2}
+    assert sorted(actual.beside) == sorted(beside)
     for name, array in beside.items():
-        np.testing.assert_array_equal(found.beside[name], array, strict=True)
-    assert_same(found.state, toy_state())
+        np.testing.assert_array_equal(actual.beside[name], array, strict=True)
+    assert_same(actual.state, toy_state())
 
 
 def test_a_checkpoint_of_another_owner_is_refused_and_left_as_it_is(tmp_path):
     fill(tmp_path)
     before = content(tmp_path)
-    with pytest.raises(ArgumentError, match=r"^out: must hold checkpoints of its own lanes alone; .*20 is of other"):
+    with pytest.raises(ArgumentError, match=r"^out: must hold checkpoints of its own lanes only; .*20 is of other"):
         restore(tmp_path, toy_state(20), owner="another")
     assert content(tmp_path) == before
 

@@ -165,9 +165,9 @@ def test_measurements_are_averaged_and_counts_summed_without_overflow():
         "norm": np.array([9.0], jnp.bfloat16),
         "dropped": np.array([[1, 0]], np.int32),
     }
-    found = summarize([first, second])
-    assert found == {"loss": 5.0, "norm": 4.0, "dropped": 4 * (2**31 - 1) + 1}
-    assert type(found["dropped"]) is int
+    actual = summarize([first, second])
+    assert actual == {"loss": 5.0, "norm": 4.0, "dropped": 4 * (2**31 - 1) + 1}
+    assert type(actual["dropped"]) is int
     assert summarize([]) == {}
 
 

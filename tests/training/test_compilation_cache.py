@@ -107,10 +107,10 @@ class TestFolder:
     )
     def test_jaxs_own_variables_are_respected(self, user, name, value):
         jax.config.update(name, value)
-        told = settings()
+        message = settings()
         with compilation_cache("default") as folder:
             assert folder is None
-            assert settings() == told
+            assert settings() == message
         assert not user.exists()
 
     def test_a_version_that_would_write_to_standard_error_is_spared(self, user, monkeypatch):

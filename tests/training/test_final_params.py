@@ -42,12 +42,12 @@ TREES = {  # tree, as it comes back
 def test_any_tree_comes_back_bit_for_bit_and_node_by_node(tmp_path, name):
     tree, form = TREES[name]
     write_params(tmp_path, ("A (b = 3)", 7), 20, tree, ("Oslo", "Lund", "Bergen"))
-    found = load_params(tmp_path, "A (b = 3)", 7)
+    actual = load_params(tmp_path, "A (b = 3)", 7)
     expected = tree if form is None else jax.tree.unflatten(jax.tree.structure(form), jax.tree.leaves(tree))
-    chex.assert_trees_all_equal(found, expected, strict=True)
+    chex.assert_trees_all_equal(actual, expected, strict=True)
     for node in (1, "Lund"):
         chex.assert_trees_all_equal(
-            load_params(tmp_path, "A (b = 3)", 7, node=node), jax.tree.map(lambda x: x[1], found)
+            load_params(tmp_path, "A (b = 3)", 7, node=node), jax.tree.map(lambda x: x[1], actual)
         )
     path = final_path(tmp_path, ("A (b = 3)", 7))
     before = path.read_bytes()

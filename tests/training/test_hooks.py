@@ -15,7 +15,9 @@ from jaxfl.training import Evaluation, early_stop, profile, publish, read_result
 from jaxfl.training.hooks import TRACKERS, all_of
 from jaxfl.training.summary import EARLY
 
-CASES = {"A": toy_case(privacy=toy_statements, covered=True)}  # two lanes, evaluated in rounds 0, 10, 20 and 25
+CASES = {
+    "A": toy_case(privacy=toy_statements, final_params_are_private=True)
+}  # two lanes, evaluated in rounds 0, 10, 20 and 25
 
 
 def at(evaluation, seed, round_index):
@@ -91,11 +93,11 @@ def test_an_early_stop_counts_evaluations_without_improvement_lane_by_lane(tmp_p
     values = {0: (0.5, 0.6, 0.6, 0.5), 1: (0.5, 0.4, 0.7, 0.8)}
     for metric, sign in (("test_accuracy", 1.0), ("test_loss", -1.0), ("own_error_worst_node", -1.0)):
         hook = early_stop(metric, patience=2)
-        asked = {seed: [] for seed in values}
+        query = {seed: [] for seed in values}
         for index in range(4):
             for seed, of_seed in values.items():
-                asked[seed].append(hook(Evaluation("A", seed, 10 * index, {metric: sign * of_seed[index]})))
-        assert asked == {0: [False, False, False, True], 1: [False] * 4}
+                query[seed].append(hook(Evaluation("A", seed, 10 * index, {metric: sign * of_seed[index]})))
+        assert query == {0: [False, False, False, True], 1: [False] * 4}
     with pytest.raises(ArgumentError, match="metric: must be measured; the run measures"):
         train_toy(tmp_path, CASES, hook=early_stop("accuracy", patience=1))
 
@@ -182,5 +184,5 @@ def test_weights_and_biases_get_one_run_with_all_lanes(tmp_path, monkeypatch):
 def test_a_trace_of_the_rounds_between_two_evaluations(tmp_path):
     with profile(tmp_path / "trace") as hook:
         train_toy(tmp_path / "run", CASES, hook=all_of([hook]))
-        (found,) = tmp_path.glob("trace/plugins/profile/*/*.xplane.pb")  # it ended with the second evaluation
-    assert found.stat().st_size > 1000
+        (actual,) = tmp_path.glob("trace/plugins/profile/*/*.xplane.pb")  # it ended with the second evaluation
+    assert actual.stat().st_size > 1000

@@ -90,8 +90,8 @@ def test_a_call_makes_rounds_for_half_a_minute_and_how_many_shows_in_no_byte(tmp
         assert lengths_of_calls(tmp_path / str(seconds), case, monkeypatch, seconds) == lengths
     lines = [run_bytes(tmp_path / str(seconds)) for seconds in (0.1, 8.0, 1e4)]
     assert lines[0] == lines[1] == lines[2]
-    asked = lengths_of_calls(tmp_path / "asked", case._replace(chunk_rounds=4), monkeypatch, 1e4)
-    assert asked == [4, 4, 2, 4, 4, 2, 4, 1]
+    query = lengths_of_calls(tmp_path / "asked", case._replace(chunk_rounds=4), monkeypatch, 1e4)
+    assert query == [4, 4, 2, 4, 4, 2, 4, 1]
     for name, length in ((str(seconds), chosen) for seconds, chosen in ((0.1, 10), (8.0, 3), (1e4, 1))):
         kept = json.loads((tmp_path / name / "summary.json").read_text())["seconds"]
         assert kept["rounds_a_call"] == [length, length]
@@ -107,7 +107,7 @@ def test_a_call_ends_where_budgets_are_looked_at(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("killed_at", [None, 3, 9, 13])
 def test_where_a_budget_ends_a_lane_never_hangs_on_what_a_call_takes(tmp_path, monkeypatch, killed_at):
-    """It is looked at at every tenth round, an evaluation, whatever was saved before; one is spent at round 4."""
+    """It is checked at every tenth round, an evaluation, whatever was saved before; one is spent at round 4."""
     total = json.loads(lines_with_budgets(tmp_path / "free", monkeypatch, 0.1, {})[1])["total_joules"]
     budgets = {"joules": 0.35 * total}
     expected = lines_with_budgets(tmp_path / "fast", monkeypatch, 0.1, budgets)

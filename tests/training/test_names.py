@@ -86,8 +86,11 @@ def test_messages_tell_the_name_of_a_node():
         jaxfl.push_sum(small_task(), graph=graphs.ring(4), step_size=0.1, gradient=gradient).init(
             jax.random.key(0), sites
         )
-    for parts, found in (([[0], []], r"node 1 \('S01'\) has none"), ([[0], [0]], r"node 0 \('S00'\) and node 1 \('S0")):
-        with pytest.raises(ArgumentError, match=found):
+    for parts, actual in (
+        ([[0], []], r"node 1 \('S01'\) has none"),
+        ([[0], [0]], r"node 0 \('S00'\) and node 1 \('S0"),
+    ):
+        with pytest.raises(ArgumentError, match=actual):
             federate(INPUTS, LABELS, parts, names=names)
     one_way: nx.DiGraph = nx.DiGraph([("S00", "S01")])
     with pytest.raises(ArgumentError, match=r"the edge from node 0 \('S00'\) to node 1 \('S01'\) has no reverse"):

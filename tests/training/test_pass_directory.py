@@ -84,7 +84,7 @@ def test_an_end_holds_only_with_its_lines(written, tmp_path):
         with pytest.raises(ArgumentError, match=r"^out: .*metrics\.jsonl must be as this run wrote it; "):
             directory(tmp_path).end()
     (tmp_path / "metrics.jsonl").write_bytes(whole)
-    with pytest.raises(ArgumentError, match=r"^out: must hold passes of its own lanes alone"):
+    with pytest.raises(ArgumentError, match=r"^out: must hold passes of its own lanes only"):
         PassDirectory(tmp_path, LANES, "another run").end()
 
 

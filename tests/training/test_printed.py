@@ -52,9 +52,9 @@ PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "m": 1e-3, "µ": 1e-6, "": 1.0}
 
 def says(text, values, *, up=False):
     """The numbers in a text are these, to the digits that it has; with `up` they are not below them."""
-    found = [match for match in NUMBER.finditer(text.replace("\xa0", " "))]
-    assert len(found) == len(values), (text, values)
-    for match, value in zip(found, values, strict=True):
+    actual = [match for match in NUMBER.finditer(text.replace("\xa0", " "))]
+    assert len(actual) == len(values), (text, values)
+    for match, value in zip(actual, values, strict=True):
         _, decimals, power, prefix = match.groups()
         scale = PREFIXES[prefix or ""] * 10.0 ** int(power or 0)
         number, unit = float(match[0].rstrip("kMGmµ ").partition("e")[0]) * scale, scale * 10.0 ** -len(decimals or "")
@@ -241,7 +241,7 @@ def test_statements_of_every_case(ran):
                 says(ground, [DP_DELTA, options["noise"]])
                 (kept,) = [row for row in privacy[name] if row["neighboring_relation"][:4] == relation[:4]]
                 np.testing.assert_allclose(kept["node_epsilons"], own)
-                if not ran.is_search:  # what a case alone rests on, with its name where others have the same epsilon
+                if not ran.is_search:  # what only one case rests on, with its name where others have the same epsilon
                     rest = f"step size {options['step_size']:g}"
                     assert sum(item in (rest, f"{name}: {rest}") for item in ran.page.items) == 2
 
@@ -250,17 +250,17 @@ def test_sites(ran):
     rows = {(row["case"], row["seed"], row["site"]): row for row in read_results(ran.out / "sites.csv")}
     assert len(rows) == len(ran.last) * len(SITES)
     for name, seed in ran.last:
-        found = site_accuracies(ran, name, seed)
+        actual = site_accuracies(ran, name, seed)
         own, options = epsilons(ran, name), ran.cases[name]
-        assert (found is None) == (ran.last[name, seed]["status"] == "diverged")
-        if found is not None:
-            assert found.mean() == pytest.approx(ran.last[name, seed]["test_accuracy"], abs=1e-6)
-            assert found.min() == pytest.approx(ran.last[name, seed]["test_accuracy_worst_node"], abs=1e-6)
+        assert (actual is None) == (ran.last[name, seed]["status"] == "diverged")
+        if actual is not None:
+            assert actual.mean() == pytest.approx(ran.last[name, seed]["test_accuracy"], abs=1e-6)
+            assert actual.min() == pytest.approx(ran.last[name, seed]["test_accuracy_worst_node"], abs=1e-6)
         for place, site in enumerate(SITES):
             row = rows[name, seed, site]
             assert row["samples"] == SIZES[seed][place]
             assert row["noise_std"] == ((1 + place) * options["noise"] or None)
-            assert row["test_accuracy"] == (None if found is None else pytest.approx(found[place], abs=1e-6))
+            assert row["test_accuracy"] == (None if actual is None else pytest.approx(actual[place], abs=1e-6))
             expected = None if own is None else pytest.approx(own[options["seeds"].index(seed), place])
             assert row["dp_epsilon"] == expected
     shown = dict(zip(ran.page.summaries[-1 - len(ran.cases) : -1], ran.page.tables["Sites"], strict=True))
@@ -270,21 +270,23 @@ def test_sites(ran):
         tables.append((winner(ran), printed_tables(ran.lines)[1][1:]))
     for name, cells in tables:
         seeds, own, noise = ran.cases[name]["seeds"], epsilons(ran, name), ran.cases[name]["noise"]
-        accuracies = [found for seed in seeds if (found := site_accuracies(ran, name, seed)) is not None]
+        accuracies = [actual for seed in seeds if (actual := site_accuracies(ran, name, seed)) is not None]
         for place, (site, samples, epsilon, std, accuracy) in enumerate(cells):
             sizes, on_page = [SIZES[seed][place] for seed in seeds], "%" in accuracy
             assert site == SITES[place]
             says(samples, [np.mean(sizes)] if on_page else [min(sizes), max(sizes)])
             says(epsilon, [] if own is None else [own[:, place].max()], up=True)
             says(std, [(1 + place) * noise] if noise else [])
-            says(accuracy, [100 * v for v in over_seeds([found[place] for found in accuracies])[: 1 if on_page else 2]])
+            says(
+                accuracy, [100 * v for v in over_seeds([actual[place] for actual in accuracies])[: 1 if on_page else 2]]
+            )
 
 
 def test_final(ran):
     files = {path: safetensors.safe_open(path, "np").metadata() for path in (ran.out / "final").iterdir()}
     headers = [json.loads(metadata["jaxfl"]) for metadata in files.values()]
-    found = {(header["case"], header["seed"]): header["round"] for header in headers}
-    assert found == {lane: line["round"] for lane, line in ran.last.items() if line["status"] != "diverged"}
+    actual = {(header["case"], header["seed"]): header["round"] for header in headers}
+    assert actual == {lane: line["round"] for lane, line in ran.last.items() if line["status"] != "diverged"}
     assert all(header["nodes"] == list(SITES) for header in headers)
 
 

@@ -45,9 +45,9 @@ def test_a_lone_process_is_the_first_and_decides_by_itself():
 
 @pytest.mark.slow
 def test_every_process_gets_what_process_0_got_or_its_exception(ran):
-    told = [each["exchanged"] for each in ran[1]]
-    assert [each.pop("first") for each in told] == [[True, True], [True, False]]
-    for index, each in enumerate(told):
+    message = [each["exchanged"] for each in ran[1]]
+    assert [each.pop("first") for each in message] == [[True, True], [True, False]]
+    for index, each in enumerate(message):
         assert each["value"] == {"index": 0, "nothing": None}
         assert each["nothing"] is None
         assert each["nested"] == 0
@@ -56,19 +56,19 @@ def test_every_process_gets_what_process_0_got_or_its_exception(ran):
         assert each["missing"][0] == "FileNotFoundError"
         assert each["missing"][1].endswith("No such file or directory: '/no such file'")
         assert [each[name][2] for name in ("unsent", "no JSON", "missing")] == [index != 0] * 3
-    assert told[1]["unsent"][:2] == ["RuntimeError", "Unsent: ab"]
-    assert told[1]["no JSON"][0] == "RuntimeError"
+    assert message[1]["unsent"][:2] == ["RuntimeError", "Unsent: ab"]
+    assert message[1]["no JSON"][0] == "RuntimeError"
 
 
 @pytest.mark.slow
 def test_what_fails_on_one_process_fails_on_all(ran):
-    told = [each["exchanged"] for each in ran[1]]
-    assert [each["own"] for each in told] == [0, 1]
-    assert [each["on the second"][0] for each in told] == ["ArgumentError"] * TWO
-    assert [each["on the second"][2] for each in told] == [True, False], "the second tells of it"
-    assert [each["on both"] for each in told] == [["OSError", "of 0", False], ["OSError", "of 0", True]]
-    assert [each["any"] for each in told] == [[True, False]] * TWO
-    assert [each["least"] for each in told] == [4.0] * TWO
+    message = [each["exchanged"] for each in ran[1]]
+    assert [each["own"] for each in message] == [0, 1]
+    assert [each["on the second"][0] for each in message] == ["ArgumentError"] * TWO
+    assert [each["on the second"][2] for each in message] == [True, False], "the second tells of it"
+    assert [each["on both"] for each in message] == [["OSError", "of 0", False], ["OSError", "of 0", True]]
+    assert [each["any"] for each in message] == [[True, False]] * TWO
+    assert [each["least"] for each in message] == [4.0] * TWO
 
 
 @pytest.mark.slow

@@ -45,7 +45,11 @@ def algorithm_of(numbers):
 
 def case(noise_std, **fields):
     """Rounds of nothing but noise."""
-    settings = {"settings": {"noise_std": noise_std}, "privacy": lambda rounds: [STATEMENT], "covered": True}
+    settings = {
+        "settings": {"noise_std": noise_std},
+        "privacy": lambda rounds: [STATEMENT],
+        "final_params_are_private": True,
+    }
     shared = {"task": TASK, "test": toy_test(), "data": data_of, "num_rounds": 2, "evaluate_every": 2, "seeds": (0,)}
     return training.Case(algorithm=algorithm_of, numbers={"noise_std": noise_std}, **{**shared, **settings, **fields})
 
@@ -152,9 +156,9 @@ class TestDigestOfTheData:
         before = content(tmp_path / "run")
         run = open_run(tmp_path / "run", {}, resume=True)
         train({"A": case(0.1)}, run=run, quiet=True, key=secret_key(run))
-        with pytest.raises(core.ArgumentError, match="the training data of case A, seed 0, are other data") as found:
+        with pytest.raises(core.ArgumentError, match="the training data of case A, seed 0, are other data") as actual:
             train({"A": case(0.1, data=erased)}, run=run, quiet=True, key=secret_key(run))
-        assert not re.search("[0-9a-f]{32}", str(found.value).replace(str(run.path), ""))
+        assert not re.search("[0-9a-f]{32}", str(actual.value).replace(str(run.path), ""))
         other = case(0.1, test=jax.tree.map(jnp.zeros_like, toy_test()))
         with pytest.raises(core.ArgumentError, match="the test data of case A are other data"):
             train({"A": other}, run=run, quiet=True, key=secret_key(run))
@@ -240,7 +244,7 @@ class TestSecretKey:
         secret_key(run)
         (run.path / "private" / "key").chmod(0o640)
         resumed = open_run(tmp_path / "run", {}, resume=True)
-        with pytest.raises(core.ArgumentError, match=r"^seed_from_os: .* its owner alone; it has mode 0640"):
+        with pytest.raises(core.ArgumentError, match=r"^seed_from_os: .* its owner only; it has mode 0640"):
             secret_key(resumed)
         other = open_run(tmp_path / "other", {})
         (other.path / "private").symlink_to(tmp_path)
@@ -329,7 +333,7 @@ class TestPublish:
         run, cases = open_run(tmp_path / "run", {}), {"A": case(0.1)}
         train(cases, run=run, quiet=True, key=secret_key(run))
         refused(lambda: publish(both[0], {"A": case(0.1)}, tmp_path / "out"), "publish", "public seed")
-        uncovered = {"A": case(0.1, covered=False)}
+        uncovered = {"A": case(0.1, final_params_are_private=False)}
         refused(lambda: publish(run, uncovered, tmp_path / "out"), "publish", "no statement covers")
         summary = run.read_summary()
         for status in ("diverged", "stopped", "stopped_early"):  # which depend on what is measured without noise

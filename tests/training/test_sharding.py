@@ -24,7 +24,7 @@ DATA = FederatedData(
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def actual(tmp_path_factory):
     """Output of `over_devices.py`."""
     return printed("over_devices.py", tmp_path_factory.mktemp("runs"), num_devices=8, seconds=1800)
 
@@ -66,33 +66,33 @@ test_placements_that_cannot_be_are_refused = refusals(
 
 
 @pytest.mark.slow
-def test_every_algorithm_over_nodes_equals_that_on_one_device(found):
-    assert found["devices"] == 8
-    assert len(found["rounds"]) >= 15
-    for name, compared in found["rounds"].items():
+def test_every_algorithm_over_nodes_equals_that_on_one_device(actual):
+    assert actual["devices"] == 8
+    assert len(actual["rounds"]) >= 15
+    for name, compared in actual["rounds"].items():
         assert compared["same draws"], name
         assert compared["difference"] < 1e-5, name
 
 
 @pytest.mark.slow
-def test_each_device_holds_its_share_of_state_tables_and_data(found):
-    for name, compared in found["rounds"].items():
+def test_each_device_holds_its_share_of_state_tables_and_data(actual):
+    for name, compared in actual["rounds"].items():
         assert compared["argument bytes"] < 1.2 * compared["share"], name
-    of_device, of_all = found["pool rows of a device, and of all"]
+    of_device, of_all = actual["pool rows of a device, and of all"]
     assert of_device * 8 == of_all
 
 
 @pytest.mark.slow
-def test_push_sum_sends_parameters_to_neighbors_and_gathers_nothing(found):
-    made = found["collectives"]
+def test_push_sum_sends_parameters_to_neighbors_and_gathers_nothing(actual):
+    made = actual["collectives"]
     assert set(made) == {"collective-permute", "all-reduce"}
     # A mean of parameters without the node axis, for the consensus distance.
     assert set(made["all-reduce"]) <= {"f32[]", "f32[6,5]", "f32[5]", "f32[5,3]", "f32[3]", "f32[53]"}
 
 
 @pytest.mark.slow
-def test_rounds_can_be_embedded_in_a_shard_map_with_checks_and_on_explicit_meshes(found):
-    embedded = found["embedded"]
+def test_rounds_can_be_embedded_in_a_shard_map_with_checks_and_on_explicit_meshes(actual):
+    embedded = actual["embedded"]
     assert embedded["node loop"] == "devices:map"
     differences = {name: value for name, value in embedded.items() if isinstance(value, float)}
     assert len(differences) == 6
@@ -101,8 +101,8 @@ def test_rounds_can_be_embedded_in_a_shard_map_with_checks_and_on_explicit_meshe
 
 
 @pytest.mark.slow
-def test_runs_over_devices_equal_those_on_one_and_go_on_with_any_number(found):
-    runs = found["runs"]
+def test_runs_over_devices_equal_those_on_one_and_go_on_with_any_number(actual):
+    runs = actual["runs"]
     assert runs["resumed alike"]
     for name in ("nodes", "resumed on two", "several over nodes", "several over lanes"):
         assert runs[name] < 1e-5, name

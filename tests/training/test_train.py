@@ -127,14 +127,14 @@ def test_what_has_ended_is_skipped_on_resume(run):
 
 
 def test_data_may_depend_on_the_seed_in_values_and_shapes(tmp_path):
-    asked = []
+    query = []
 
     def data(seed):
-        asked.append(seed)
+        query.append(seed)
         return toy_data(seed, num_samples=40 if seed == 0 else 60)[0]
 
     summary = train_toy(tmp_path, {"A": toy_case(data=data, num_rounds=10)})
-    assert asked == [0, 1, 0, 1]  # for their digests, and to be uploaded
+    assert query == [0, 1, 0, 1]  # for their digests, and to be uploaded
     assert summary["cases"]["A"]["rounds_per_seed"] == [10, 10]
     assert [len(one.lanes) for one in read_run(tmp_path).passes] == [1, 1]
 

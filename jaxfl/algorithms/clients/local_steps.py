@@ -133,7 +133,7 @@ def local_steps(
         max_steps: tau, static, the most steps of a round.
         batch_size: b, samples in a step; the batches of different steps are independent.
         optimizer: any optax optimizer, or a function of the round index that gives it (`client_sgd` does). Its state
-            is new in each round: a schedule counts the steps of one round, and moments begin at 0. Pass a function of
+            is reset every round: a schedule counts the steps of one round, and moments begin at 0. Pass a function of
             the round index for a schedule over rounds; moments that live through the run are the server's
             (`fed_avg(server_optimizer=...)`). Its numbers may be traced.
         sampler: batch size -> how a step's batch is drawn. `jaxfl.gradients.fixed`: without repetition; a client with
@@ -145,7 +145,7 @@ def local_steps(
             `jaxfl.gaussian(sigma C / b)` is DP-SGD with noise multiplier sigma.
         num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
             Default: all. A new value of a traced number needs no new compilation.
-        differentiable: how `num_steps` steps run. True: `max_steps` steps under a mask, so that a round has a reverse
+        differentiable: loop form. True: `max_steps` steps under a mask, so that a round has a reverse
             derivative, which takes the memory of all of them. False: a loop of `num_steps` steps, of which JAX refuses
             the reverse derivative. In such a loop an accelerator's host waits once a step to learn whether another
             follows. A mask avoids this, but would compute the steps that are not taken, and ALI-DPFL takes few. On

@@ -65,7 +65,7 @@ class Received(NamedTuple):
 
     model: Variables  # x after the change, leaves (*leaf), and the model state
     change: PyTree  # of the parameters, leaves (*leaf)
-    is_heard: Array  # (), bool, False where all updates were lost
+    any_arrived: Array  # (), bool, False where all updates were lost
     shares: Array  # (c,), float32, what each update weighs in the change
     losses: Array  # (c,), float32, 0 for an update that was discarded
     weights: Array  # (c,), float32, of the losses
@@ -145,11 +145,11 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         return who.active, UplinkDraws(is_active=who.is_active, overflow=who.overflow, links=of_links, noise=noise)
 
     def send(draws: Any, active, weights, losses, before, clients):
-        shares, counts, is_heard = weights / weights.sum(), {}, jnp.bool_(True)
+        shares, counts, any_arrived = weights / weights.sum(), {}, jnp.bool_(True)
         if links.is_plain and updates is None:
             model = clients.mean(weights)
             change = jax.tree.map(jnp.subtract, model.params, before.params)
-            return Received(model, change, is_heard, shares, losses, weights, weights.sum(), counts)
+            return Received(model, change, any_arrived, shares, losses, weights, weights.sum(), counts)
         changes = clients.changes()
         is_present = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
         counts_now = is_present
@@ -170,7 +170,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         return Received(
             model=Variables(jax.tree.map(jnp.add, before.params, addition), before.model_state),  # which is empty
             change=addition,
-            is_heard=is_heard,
+            any_arrived=any_arrived,
             shares=counts_now.astype(jnp.float32) / clients.num_expected,
             losses=jnp.where(plain(clipped_sum.counts[DISCARDED_UPDATES]) > 0, 0.0, losses),
             weights=is_present.astype(jnp.float32),

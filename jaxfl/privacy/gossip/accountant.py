@@ -22,7 +22,7 @@ class Published(NamedTuple):
         relation: release -> the neighboring relation.
         notes: (release, num_rounds, dp_delta, epsilon or None) -> assumptions of this epsilon that others do not make.
         reason: release -> why nothing is published for it, or None.
-        bound_name: "published"; "reconstructed" where the paper's formula could not be had and is our reading of it.
+        bound_name: "published"; "reconstructed" where we could not obtain the paper's formula and read it so.
     """
 
     bound: Callable[[Release, str, int, float, float], Bound]
@@ -51,7 +51,7 @@ class Accountant(NamedTuple):
     def bound_name(self, bound: str) -> str:
         """Return the name of a bound in statements.
 
-        It is "reconstructed" in place of "published" where the paper's formula could not be had.
+        It is "reconstructed" in place of "published" where the paper's formula could not be obtained.
         """
         return self.published.bound_name if bound == "published" and isinstance(self.published, Published) else bound
 

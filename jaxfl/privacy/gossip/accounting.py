@@ -1,6 +1,6 @@
 """Privacy of a node's releases: the epsilon that a paper states and the epsilons that are proven.
 
-A paper's own epsilon is called "published", or "reconstructed" where its formula could not be had and is our reading.
+A paper's own epsilon is called "published", or "reconstructed" where we could not obtain its formula.
 
 In every round a node releases a mean gradient with Gaussian noise. All its messages follow from these releases and from
 what it received, so a node's guarantee is that of its releases composed, whatever the graph.

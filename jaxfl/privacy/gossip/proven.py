@@ -136,9 +136,9 @@ def proven_bound(release: Release, relation: str, num_releases: int, dp_delta: f
     if release.grid is None:
         return _gaussian_bound(release, relation, num_releases, dp_delta)
     kept = dp_delta * _KEPT_FOR_SAMPLER
-    found = _gaussian_bound(release, relation, num_releases, dp_delta - kept)
-    spent = math.log(2 * num_releases * release.grid.distance) + found.dp_epsilon
-    return found if dp_delta > 0 and spent <= math.log(kept) else found._replace(dp_epsilon=math.inf)
+    bound = _gaussian_bound(release, relation, num_releases, dp_delta - kept)
+    spent = math.log(2 * num_releases * release.grid.distance) + bound.dp_epsilon
+    return bound if dp_delta > 0 and spent <= math.log(kept) else bound._replace(dp_epsilon=math.inf)
 
 
 def _gaussian_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound:
@@ -168,11 +168,11 @@ def _counts_epsilon(release: Release, relation: str, num_releases: int, dp_delta
         # Squared counts add up: v(c) <= v(0) + slope c^2.
         lattice = np.zeros(counts[-1] ** 2 + 1)
         lattice[counts**2] = chances
-        found = sum_of_draws(lattice, num_releases)
-        if found is None:
+        total = sum_of_draws(lattice, num_releases)
+        if total is None:
             return math.inf
-        number = found[0] + np.arange(len(found[1]))
-        probabilities = found[1]
+        number = total[0] + np.arange(len(total[1]))
+        probabilities = total[1]
         missing = rounding_error(num_releases) + num_releases * _UNLIKELY_COUNT
     slope = float(np.max((squares[1:] - squares[0]) / counts[1:] ** 2))
     mus = np.sqrt(number * slope + num_releases * squares[0]) / release.noise_std

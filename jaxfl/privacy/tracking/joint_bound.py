@@ -40,7 +40,7 @@ from jaxfl.privacy.tracking.schedules import TrackingSchedule
 from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales
 
 _ROUNDING = 1e-8  # of mu^2, relative: what sums and Cholesky factors in float64 may lose
-LARGEST = 4096  # rows of a G that is held, 128 MiB; beyond it the first bound alone
+LARGEST = 4096  # rows of a G that is held, 128 MiB; beyond it the first bound only
 _ASCENTS, _RANK = 150, 6
 
 
@@ -99,7 +99,7 @@ def each_agent(
     of_scales = [np.broadcast_to(s, (*count, np.shape(s)[-1])) for s in scales]
     of_weights = [np.broadcast_to(np.asarray(w, float), count) for w in weights]
     known: dict[bytes, Any] = {}
-    found = np.zeros(count, dtype)
+    values = np.zeros(count, dtype)
     for node in np.ndindex(count):
         states, trackers = (np.asarray(part[node], float) for part in of_scales)
         numbers = np.array([part[node] for part in of_weights])
@@ -108,8 +108,8 @@ def each_agent(
             run = schedule._replace(state_noise_scale=states, tracker_noise_scale=trackers)
             alone = TrackingAgent(agent.gradient_l1_change, float(numbers[0]), float(numbers[1]))
             known[key] = bound(run, alone, *numbers[2:])
-        found[node] = known[key]
-    return found
+        values[node] = known[key]
+    return values
 
 
 def worst_changes(gram: np.ndarray) -> np.ndarray:
@@ -121,11 +121,11 @@ def worst_changes(gram: np.ndarray) -> np.ndarray:
     Guarantees:
         - no smaller than at the random start: each step maximizes a linear function below a convex one.
     """
-    found = np.random.default_rng(0).normal(size=(len(gram), min(_RANK, len(gram))))
+    vectors = np.random.default_rng(0).normal(size=(len(gram), min(_RANK, len(gram))))
     for _ in range(_ASCENTS):
-        found = gram @ found
-        found /= np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-300)
-    return found
+        vectors = gram @ vectors
+        vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
+    return vectors
 
 
 def gram_rows(schedule: TrackingSchedule, agent: TrackingAgent) -> Iterator[np.ndarray]:

@@ -3,7 +3,7 @@
 Given everything broadcast before, the noisy state x~_k is eps_k-DP with eps_k = |x_k - x'_k|_1 / b_k, where b_k is the
 scale of its noise; so is the noisy tracker y~_k. So each is eps_k^2 / 2-zCDP, and these numbers add up, however the
 gradients depend on what was broadcast (`jaxfl.privacy.concentrated`). The proof needs worst cases of single broadcasts
-alone. A joint bound would not help here: with a coordinate of its own for each iteration's change, all worst cases of
+only. A joint bound would not help here: with a coordinate of its own for each iteration's change, all worst cases of
 L1 norms are reached at once.
 
 With `num_local_samples` D, batches count as well. Which iterations hold the changed sample, a set S, does not depend

@@ -26,7 +26,7 @@ All agents have the same d_k. Results are NumPy, float64.
 References:
     Chen, Wang, Zhang (see `jaxfl.privacy.tracking.sensitivities`), section 4.3, figure 8, with the numbers of its list
     of references: [46] perturbed, [47] perturbed and quantized states, [41] and [42] quantized states, [38] perturbed
-    output. The kinds of mechanism are those of these references. Their own accounting could not be had: the
+    output. The kinds of mechanism are those of these references. Their own accounting could not be obtained: the
     reconstructed bound is Lemma 3's argument for these mechanisms.
 """
 

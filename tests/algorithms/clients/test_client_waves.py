@@ -51,10 +51,10 @@ def test_waves_of_slots_give_what_clients_one_after_the_other_give(some_empty):
         active = jnp.asarray(team, jnp.int32)
         expected = run_for("cpu", active, values, given)
         for differentiable, node_loop in ((False, "vmap"), (True, "vmap"), (False, "chunk:2")):
-            found = run_for("gpu", active, values, given, node_loop, differentiable=differentiable)
-            np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
-            np.testing.assert_allclose(found[2], expected[2], rtol=1e-6)
-            np.testing.assert_array_equal(found[1][0][is_active], np.arange(1, 9)[is_active])
+            actual = run_for("gpu", active, values, given, node_loop, differentiable=differentiable)
+            np.testing.assert_allclose(actual[0], expected[0], rtol=1e-6)
+            np.testing.assert_allclose(actual[2], expected[2], rtol=1e-6)
+            np.testing.assert_array_equal(actual[1][0][is_active], np.arange(1, 9)[is_active])
 
 
 def test_a_class_computes_for_few_more_clients_than_come():
@@ -85,17 +85,17 @@ def test_clients_of_several_classes_have_a_derivative_where_it_is_asked_for():
 
     expected = jax.grad(total)(values)
     with tracing_for("gpu"):
-        found = jax.grad(functools.partial(total, differentiable=True))(values)
+        actual = jax.grad(functools.partial(total, differentiable=True))(values)
         with pytest.raises(ValueError, match="Reverse-mode differentiation"):
             jax.jit(jax.grad(total))(values)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("node_loop", ["vmap", "map", "chunk:2", "devices:map"])
 def test_an_empty_slot_gives_zeros_whatever_a_client_would_give_in_its_place(node_loop):
     inverse = over_slots(lambda x: {"a": 1 / x}, node_loop)
-    found = inverse(jnp.array([True, False, True]), jnp.array([2.0, 0.0, 4.0]))
-    assert found["a"].tolist() == [0.5, 0.0, 0.25]
+    actual = inverse(jnp.array([True, False, True]), jnp.array([2.0, 0.0, 4.0]))
+    assert actual["a"].tolist() == [0.5, 0.0, 0.25]
 
 
 def largest(jaxpr):

@@ -83,8 +83,8 @@ ROWS = [name for name in REGISTRY if name != "ali_dpfl"]
 @pytest.mark.quick_cases(len(ROWS) + 2)
 def test_an_accelerators_host_waits_for_nothing_but_the_length_of_adaptive_steps(name):
     with tracing_for("gpu"):
-        found = waits(ROUNDS[name](), uneven_data(SIZES)) if name in ROUNDS else waits_of_row(name)
-    assert found == ({"while": 1} if "ali" in name else {})
+        actual = waits(ROUNDS[name](), uneven_data(SIZES)) if name in ROUNDS else waits_of_row(name)
+    assert actual == ({"while": 1} if "ali" in name else {})
 
 
 def waits_of_row(name):

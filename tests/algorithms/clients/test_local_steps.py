@@ -66,7 +66,7 @@ def test_without_noise_and_clipping_it_is_the_plain_optimizer(name):
     gradient_of = jax.jit(jax.grad(lambda x, samples: task.loss(x, data.inputs[samples], data.labels[samples]).mean()))
     with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a Python number to an int32 power
         draws = jax.jit(algorithm.draw)(KEY, state, data)
-        found, _ = jax.jit(algorithm.update)(state, data, draws)
+        actual, _ = jax.jit(algorithm.update)(state, data, draws)
         clients, step = [], jax.jit(rule.update)
         for client, batches in client_batches(np.asarray(draws.active), draws.steps.batch_indices, SIZES):
             x, memory = state.params, rule.init(state.params)
@@ -76,7 +76,7 @@ def test_without_noise_and_clipping_it_is_the_plain_optimizer(name):
             clients.append((SIZES[client], flat(x)))
     weights = np.array([weight for weight, _ in clients])
     expected = weights @ np.stack([x for _, x in clients]) / weights.sum()
-    np.testing.assert_allclose(flat(found.params), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(flat(actual.params), expected, rtol=1e-5, atol=1e-6)
     assert np.abs(expected - flat(state.params)).max() > 0.01
 
 
@@ -92,8 +92,8 @@ FEWER = {
 def test_a_number_of_steps_equals_that_many_steps(case, kind):
     """Two of six, against local steps that are two: parameters, losses and counts."""
     data, fewer, fresh = uneven_data(SIZES), kind(max_steps=6, **FEWER[case]), kind(max_steps=2)
-    found, expected = (run(algorithm, KEY, data, 1, first_state()) for algorithm in (fewer, fresh))
-    assert_same(found, expected, rtol=1e-5, atol=1e-6)
+    actual, expected = (run(algorithm, KEY, data, 1, first_state()) for algorithm in (fewer, fresh))
+    assert_same(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("adam", private), ("schedule-free", learner)])
@@ -116,9 +116,9 @@ def test_a_traced_number_is_no_reason_to_compile_anew():
     def after(num_steps):
         return learner(max_steps=4, num_steps=num_steps).round(KEY, state, data)[0].params
 
-    found = [flat(after(jnp.int32(count))) for count in (1, 4)]
+    actual = [flat(after(jnp.int32(count))) for count in (1, 4)]
     expected = [flat(run(learner(max_steps=count), KEY, data, 1, state)[0].params) for count in (1, 4)]
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(flat(after(jnp.int32(9))), expected[-1], rtol=1e-5, atol=1e-6)  # at most max_steps
 
 
@@ -159,11 +159,11 @@ def test_a_round_under_a_mask_has_a_derivative():
     loop = functools.partial(objective, rounds=range(3), **options)
     with jax.numpy_dtype_promotion("standard"):  # optax.adam raises a Python number to an int32 power
         both = jax.jit(jax.value_and_grad(functools.partial(loop, differentiable=True)))
-        found = both(x)[1]
+        actual = both(x)[1]
         fresh = functools.partial(objective, optimizer=optimizer, rounds=(0, 2), max_steps=2)
-        np.testing.assert_allclose(found, jax.jit(jax.grad(fresh))(x), rtol=1e-5)
-        np.testing.assert_allclose(found, (both(x + 0.002)[0] - both(x - 0.002)[0]) / 0.004, rtol=1e-2)
-        assert abs(float(found)) > 0.1
+        np.testing.assert_allclose(actual, jax.jit(jax.grad(fresh))(x), rtol=1e-5)
+        np.testing.assert_allclose(actual, (both(x + 0.002)[0] - both(x - 0.002)[0]) / 0.004, rtol=1e-2)
+        assert abs(float(actual)) > 0.1
         with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
             jax.jit(jax.grad(functools.partial(loop, num_steps=lambda r: r + 1)))(x)
 

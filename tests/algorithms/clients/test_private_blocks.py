@@ -63,8 +63,8 @@ def check_rounds(algorithm, of_client, expected, count=20):
             active.append((client, of_client(client, drawn[c]), np.asarray(draws.steps.batch_indices[c])))
         rounds.append((active, as_float64(draws.uplink.noise)))
     x, losses = dp_embracing(first, node_samples(data), rounds, clip_norm=CLIP_NORM, expected=expected, **LOCAL)
-    found = flat(outcome.states[-1].params)
-    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    actual = flat(outcome.states[-1].params)
+    assert np.linalg.norm(actual - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
     np.testing.assert_allclose([EXPECTED * info.loss for info in outcome.infos], losses, rtol=1e-4, atol=1e-6)
     for info, (active, _) in zip(outcome.infos, rounds, strict=True):
         bits, takes_part = np.zeros(7), np.zeros(7, int)

@@ -57,8 +57,8 @@ def test_private_clients_follow_dp_sgd(scales):
         rounds.append(([(*one, noises) for one, noises in zip(active, own, strict=True)], None))
     local = {"step_size": 0.3, "batch_size": BATCH, "clip_norm": CLIP_NORM}
     x, losses, fractions, _ = dp_fed_avg(as_float64(first), node_samples(data), rounds, weighting="data", **local)
-    found = flat(outcome.states[-1].params)
-    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    actual = flat(outcome.states[-1].params)
+    assert np.linalg.norm(actual - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
     np.testing.assert_allclose([info.loss for info in outcome.infos], losses, rtol=1e-4)
     for info, of_client, (active, _) in zip(outcome.infos, fractions, rounds, strict=True):
         expected, used = np.zeros(5), np.zeros(5)
@@ -87,10 +87,10 @@ def test_each_client_has_noise_of_its_own_scale(mechanism, node_loop):
         return jax.tree.map(jnp.subtract, after.params, state.params)
 
     own = jnp.array([OWN, OWN[::-1]], jnp.float32)
-    found = jax.jit(jax.vmap(moves))(own)
+    actual = jax.jit(jax.vmap(moves))(own)
     unit = jax.jit(moves)(jnp.float32(1.0))
     expected = jax.tree.map(lambda leaf: jnp.einsum("sn,n...->sn...", own, leaf), unit)
-    assert_same(found, expected, rtol=1e-4, atol=1e-6)
+    assert_same(actual, expected, rtol=1e-4, atol=1e-6)
     same = jax.jit(moves)(jnp.ones(5))
     assert_same(same, unit)
 
@@ -122,8 +122,8 @@ def test_noise_may_come_from_another_source():
     draws = jax.jit(algorithm.draw)(KEY, state, data)
     values = NoiseValues(noise_values(draws.steps.noise.keys, jaxfl.gaussian(NOISE_STD), state.params))
     other = draws._replace(steps=draws.steps._replace(noise=values))
-    found, expected = (jax.jit(algorithm.update)(state, data, d) for d in (other, draws))
-    assert_same(found, expected, rtol=1e-6, atol=1e-7)
+    actual, expected = (jax.jit(algorithm.update)(state, data, d) for d in (other, draws))
+    assert_same(actual, expected, rtol=1e-6, atol=1e-7)
     doubled = other._replace(steps=other.steps._replace(noise=jax.tree.map(lambda leaf: 2 * leaf, values)))
     moved = flat(jax.jit(algorithm.update)(state, data, doubled)[0].params) - flat(expected[0].params)
     assert np.abs(moved).max() > 0.01

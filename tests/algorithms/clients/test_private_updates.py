@@ -75,8 +75,8 @@ def test_follows_the_papers_lines(kind):
         rounds.append(([(*one, [zero] * 3) for one in active], as_float64(draws.uplink.noise)))
     local = {"step_size": 0.3, "batch_size": BATCH, "clip_norm": KINDS[kind].get("clip_norm", np.inf)}
     x, losses, fractions, scaled = dp_fed_avg(first, node_samples(data), rounds, updates=(CLIP_NORM, EXPECTED), **local)
-    found = flat(outcome.states[-1].params)
-    assert np.linalg.norm(found - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
+    actual = flat(outcome.states[-1].params)
+    assert np.linalg.norm(actual - flat(x)) < 1e-5 * np.linalg.norm(flat(x))
     np.testing.assert_allclose([info.loss for info in outcome.infos], losses, rtol=1e-4)
     for info, of_client, own in zip(outcome.infos, fractions, scaled, strict=True):
         takes_part = np.isin(np.arange(len(SIZES)), list(of_client))
@@ -153,9 +153,9 @@ def test_an_update_that_is_not_finite_counts_as_zero():
     algorithm = learner(num_active=len(SIZES))
     state, draws = first_round(algorithm, data)
     update = jax.jit(algorithm.update)
-    found, info = update(state, broken, draws)
+    actual, info = update(state, broken, draws)
     expected, clean = update(state, data, without_slot(draws, 2))
-    assert_same(found.params, expected.params)
+    assert_same(actual.params, expected.params)
     np.testing.assert_array_equal(info.loss, clean.loss)
     np.testing.assert_array_equal(info.discarded_updates, np.arange(len(SIZES)) == 2)
 

@@ -120,7 +120,7 @@ def test_the_public_constant_is_how_many_hold_an_element_on_average(name):
 @pytest.mark.quick_cases(2)
 def test_where_nobody_is_heard_the_servers_model_stays(name):
     state, _, (*_, before, _), received, after = sent_in_a_round(name, jaxfl.uplink(links=jaxfl.links(0.0)))
-    assert not received.is_heard
+    assert not received.any_arrived
     assert_same(received.model, before)
     if name != "partial_averaging":  # whose nodes keep the rest of their models
         assert_same(after.params, state.params)
@@ -129,16 +129,16 @@ def test_where_nobody_is_heard_the_servers_model_stays(name):
 @pytest.mark.parametrize("name", ["embracing", "width_reduction"])
 @pytest.mark.quick_cases(1)
 def test_clients_in_waves_send_what_clients_one_after_the_other_send(name):
-    """Rounding, too, though a wave of weak clients holds its part alone."""
+    """Rounding, too, though a wave of weak clients holds its part only."""
     way, data = jaxfl.uplink(links=jaxfl.links(0.7, QUANTIZER), updates=UPDATES), problem(name).data
     algorithm = algorithm_over(name, way)
     state = start(algorithm, KEY, data)
-    draws, found = jax.jit(algorithm.draw)(KEY, state, data), []
+    draws, actual = jax.jit(algorithm.draw)(KEY, state, data), []
     for platform in ("cpu", "gpu"):
         with tracing_for(platform):
-            found.append(jax.jit(lambda draws: algorithm.update(state, data, draws))(draws))
-    assert int(found[0][1].clipped_updates.sum()) > 0
-    assert_same(*found, rtol=1e-4, atol=1e-6)
+            actual.append(jax.jit(lambda draws: algorithm.update(state, data, draws))(draws))
+    assert int(actual[0][1].clipped_updates.sum()) > 0
+    assert_same(*actual, rtol=1e-4, atol=1e-6)
 
 
 def test_an_adaptive_number_of_steps_refuses_private_updates():

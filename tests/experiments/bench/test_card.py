@@ -19,7 +19,7 @@ def test_every_box_of_a_call_gives_its_numbers(call, tmp_path):
         assert "error" not in one, one
         assert one["value"] is not None or one["missing"] == "PyTorch is not installed"
         assert "card" in one
-        assert {"python", "jax", "jaxlib", "flax"} <= {name for name, told in one["versions"].items() if told}
+        assert {"python", "jax", "jaxlib", "flax"} <= {name for name, message in one["versions"].items() if message}
     flags = [one["xla_flags"] for one in numbers]
     assert all(any(part.endswith(box.xla_flags) for part in flags) for box in card.CALLS[call])
     assert all(one["value"] is True for one in numbers if one["box"] == "resume")

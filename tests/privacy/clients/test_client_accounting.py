@@ -50,15 +50,15 @@ def test_private_estimates_add_their_divergence_at_each_order():
 def test_private_estimates_compose_with_iterations(relation):
     kinds = [SampledReleases(75 / 5000, 1.1, 317), SampledReleases(150 / 5000, 6.0, 63)]
     expected, _ = sampled_epsilon(kinds, DELTA, exchange=relation == "replace_one")
-    found = account(PRIVATE, dp_delta=DELTA, num_estimates=63).epsilon(317, "proven", relation)
-    assert found == expected
+    actual = account(PRIVATE, dp_delta=DELTA, num_estimates=63).epsilon(317, "proven", relation)
+    assert actual == expected
     alone = [sampled_epsilon([kind], DELTA, exchange=relation == "replace_one")[0] for kind in kinds]
-    assert max(alone) < found < sum(alone)
+    assert max(alone) < actual < sum(alone)
 
 
 def test_where_delta_is_too_small_for_a_grid_renyi_dp_is_proven():
-    found = account(PRIVATE, dp_delta=1e-14, num_estimates=63).epsilon(317)
-    assert found == account(PRIVATE, dp_delta=1e-14, num_estimates=63).epsilon(317, "published")
+    actual = account(PRIVATE, dp_delta=1e-14, num_estimates=63).epsilon(317)
+    assert actual == account(PRIVATE, dp_delta=1e-14, num_estimates=63).epsilon(317, "published")
     proven = account([PRIVATE], dp_delta=1e-14, num_estimates=63).statements(317)[1]
     assert proven.accountant == "Renyi DP of local iterations and estimates, integer orders 2 to 64"
     assert (
@@ -66,7 +66,7 @@ def test_where_delta_is_too_small_for_a_grid_renyi_dp_is_proven():
         in account([PRIVATE], dp_delta=DELTA, num_estimates=63).statements(317)[1].accountant
     )
     divergences = renyi_divergences(sampling_rate=0.015, noise_multiplier=1.1) * 317
-    assert found > (divergences - np.log(1e-14) / np.arange(1, 64)).min()
+    assert actual > (divergences - np.log(1e-14) / np.arange(1, 64)).min()
 
 
 @pytest.mark.parametrize("seed", range(6))

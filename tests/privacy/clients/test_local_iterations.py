@@ -36,14 +36,14 @@ def test_iterations_at_three_of_the_ten_epsilons(dp_epsilon, exact, papers, epsi
 
 def test_orders_end_at_64():
     """With next to no divergence the largest order converts best: epsilon is at least log(1 / delta) / 63."""
-    found = local_iterations_epsilon(1, sampling_rate=0.001, noise_multiplier=100.0, dp_delta=1e-5)
-    np.testing.assert_allclose(found, np.log(1e5) / 63, rtol=1e-6)
+    actual = local_iterations_epsilon(1, sampling_rate=0.001, noise_multiplier=100.0, dp_delta=1e-5)
+    np.testing.assert_allclose(actual, np.log(1e5) / 63, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("sampling_rate", "noise_multiplier"), [(0.015, 1.1), (0.4, 0.8), (1.0, 2.0)])
 def test_it_is_the_renyi_divergence_of_the_two_outputs_densities(sampling_rate, noise_multiplier):
-    found = renyi_divergences(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
-    assert found.shape == ORDERS.shape
+    actual = renyi_divergences(sampling_rate=sampling_rate, noise_multiplier=noise_multiplier)
+    assert actual.shape == ORDERS.shape
 
     def density(z, mean):
         return np.exp(-((z - mean) ** 2) / (2 * noise_multiplier**2)) / np.sqrt(2 * np.pi * noise_multiplier**2)
@@ -55,13 +55,13 @@ def test_it_is_the_renyi_divergence_of_the_two_outputs_densities(sampling_rate, 
             return density(z, 0.0) * ratio**order
 
         value, _ = scipy.integrate.quad(integrand, -12, 20, points=(0, 1, order), limit=200, epsabs=1e-13)
-        np.testing.assert_allclose(found[order - 2], np.log(value) / (order - 1), rtol=1e-8)
+        np.testing.assert_allclose(actual[order - 2], np.log(value) / (order - 1), rtol=1e-8)
 
 
 def test_small_divergences_keep_their_digits():
     """To first order in q^2, R(alpha) is q^2 alpha (exp(1 / sigma^2) - 1) / 2."""
-    found = renyi_divergences(sampling_rate=1e-9, noise_multiplier=10.0)
-    np.testing.assert_allclose(found, 1e-18 * ORDERS * np.expm1(0.01) / 2, rtol=1e-6)
+    actual = renyi_divergences(sampling_rate=1e-9, noise_multiplier=10.0)
+    np.testing.assert_allclose(actual, 1e-18 * ORDERS * np.expm1(0.01) / 2, rtol=1e-6)
 
 
 @pytest.mark.parametrize("num_iterations", [1, 317, 1000])

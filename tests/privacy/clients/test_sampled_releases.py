@@ -43,12 +43,12 @@ KINDS = (
 @pytest.mark.parametrize(("kinds", "exchange"), crossed(KINDS, [False, True]))
 @pytest.mark.quick_cases(2)
 def test_it_is_an_upper_bound_within_01_percent_of_dp_accountings(kinds, exchange):
-    found, secret = sampled_epsilon(kinds, DELTA, exchange=exchange)
+    actual, secret = sampled_epsilon(kinds, DELTA, exchange=exchange)
     assert secret
     theirs = library(kinds, DELTA, exchange=exchange)
-    assert found == pytest.approx(theirs, rel=1e-3)
+    assert actual == pytest.approx(theirs, rel=1e-3)
     # What they know to be too low, but for the rounding of their grid.
-    assert found > 0.99 * library(kinds, DELTA, exchange=exchange, pessimistic=False)
+    assert actual > 0.99 * library(kinds, DELTA, exchange=exchange, pessimistic=False)
 
 
 @pytest.mark.parametrize("exchange", [False, True])
@@ -103,9 +103,9 @@ def test_at_rate_1_all_is_one_gaussian():
 
 
 def test_so_little_noise_that_draws_hide_nothing_is_bounded_all_the_same():
-    found, secret = sampled_epsilon([SampledReleases(0.1, 1e-3, 4), ITERATIONS], DELTA)
+    actual, secret = sampled_epsilon([SampledReleases(0.1, 1e-3, 4), ITERATIONS], DELTA)
     assert not secret
-    assert 2e6 < found < 2.1e6
+    assert 2e6 < actual < 2.1e6
 
 
 def test_so_much_noise_that_float64_does_not_resolve_the_losses_is_bounded_all_the_same():

@@ -95,16 +95,16 @@ def test_more_rounds_less_noise_or_fewer_entries_never_lower_it(accountant, one,
 @pytest.mark.parametrize("noise_std", [0.02, 1e-6])
 def test_absurdly_little_noise_gives_a_finite_bound(accountant, estimator, sampler, noise_std):
     one = Release(estimator, sampler, 1, 1200, clip_norm=1.0, noise_std=noise_std)
-    found = account(accountant, one, dp_delta=DELTA).epsilon(3000)
+    actual = account(accountant, one, dp_delta=DELTA).epsilon(3000)
     drawn_always = sensitivities(one, "replace_one").present * math.sqrt(3000) / noise_std
-    assert 1e3 < found <= gaussian_epsilon(drawn_always, DELTA)
+    assert 1e3 < actual <= gaussian_epsilon(drawn_always, DELTA)
 
 
 def test_a_full_batch_is_a_gaussian():
     one = release("mini_batch", "fixed", b=50, J=50, z=30.0)
     for relation, change in (("zero_out", 1), ("replace_one", 2)):
-        found = account(PRIVSGP, one, dp_delta=DELTA).epsilon(100, "proven", relation)
-        assert found == pytest.approx(gaussian_epsilon(change / 30 * 10, DELTA), rel=1e-6)
+        actual = account(PRIVSGP, one, dp_delta=DELTA).epsilon(100, "proven", relation)
+        assert actual == pytest.approx(gaussian_epsilon(change / 30 * 10, DELTA), rel=1e-6)
 
 
 def test_one_relation_holds_for_every_algorithm_or_is_refused():
@@ -118,8 +118,8 @@ def test_one_relation_holds_for_every_algorithm_or_is_refused():
             for relation in ("zero_out", "replace_one"):
                 std = account(accountant, one, **options).calibrate(50, 2.0, "proven", relation)
                 noise[relation] = std
-                found = account(accountant, [one._replace(noise_std=std)] * 4, **options).statements(50)
-                (held,) = (row for row in found if (row.bound, row.neighboring_relation) == ("proven", relation))
+                actual = account(accountant, [one._replace(noise_std=std)] * 4, **options).statements(50)
+                (held,) = (row for row in actual if (row.bound, row.neighboring_relation) == ("proven", relation))
                 assert held.dp_epsilon == pytest.approx(2.0, rel=5e-3)
             assert noise["zero_out"] <= noise["replace_one"]
             assert noise["zero_out"] < noise["replace_one"] or sampler != "poisson"
@@ -138,9 +138,9 @@ def test_a_batch_that_repeats_samples_against_enumeration():
     b, J, z = 3, 4, 3.0
     chances = [math.comb(b, c) * 0.25**c * 0.75 ** (b - c) for c in range(b + 1)]
     moved = [(c + abs(c - b / J)) / z for c in range(b + 1)]
-    found = proven("saga", "uniform", b=b, J=J, z=z, rounds=2, relation="zero_out")
+    actual = proven("saga", "uniform", b=b, J=J, z=z, rounds=2, relation="zero_out")
     delta = sum(
-        p * r * float(gaussian_delta(found, math.hypot(u, v)))
+        p * r * float(gaussian_delta(actual, math.hypot(u, v)))
         for p, u in zip(chances, moved, strict=True)
         for r, v in zip(chances, moved, strict=True)
     )
@@ -164,19 +164,19 @@ def test_entries_of_several_samples_need_a_bound_of_their_own():
 
 
 def test_entries_of_several_samples_take_the_better_of_two_bounds():
-    def found(entry_size, z):
+    def actual(entry_size, z):
         return proven_bound(release(b=1, J=2000, z=z, entry_size=entry_size), "zero_out", 500, DELTA)
 
-    assert "one sample or the other" in found(2, 2.5).accountant
-    assert "averaged" in found(30, 2.5).accountant
-    assert found(1, 2.5).dp_epsilon < found(2, 2.5).dp_epsilon < found(30, 2.5).dp_epsilon
+    assert "one sample or the other" in actual(2, 2.5).accountant
+    assert "averaged" in actual(30, 2.5).accountant
+    assert actual(1, 2.5).dp_epsilon < actual(2, 2.5).dp_epsilon < actual(30, 2.5).dp_epsilon
 
 
 def test_how_often_a_node_wakes():
     """The 1 - 1e-6 quantile of Bin(16 * 3120, 1 / 16), out of delta."""
     one = release("mini_batch", b=64, z=2.0)
-    found = account(A_DP2_SGD, one, dp_delta=DELTA, num_nodes=16).epsilon(ROUNDS)
-    assert found == proven_bound(one, "zero_out", 3380, 9e-6).dp_epsilon
+    actual = account(A_DP2_SGD, one, dp_delta=DELTA, num_nodes=16).epsilon(ROUNDS)
+    assert actual == proven_bound(one, "zero_out", 3380, 9e-6).dp_epsilon
     text = " ".join(account(A_DP2_SGD, [one] * 16, dp_delta=DELTA).statements(ROUNDS)[1].assumptions)
     assert "at most 3380 times" in text
     assert "1e-06" in text
@@ -193,8 +193,8 @@ def test_releases_of_several_runs_are_those_of_one_network():
 
 
 def texts_of(accountant, bound, *args, **options):
-    found = account(accountant, [release(*args, **options)], dp_delta=DELTA).statements(100)
-    return "; ".join(next(one for one in found if one.bound == accountant.bound_name(bound)).assumptions)
+    actual = account(accountant, [release(*args, **options)], dp_delta=DELTA).statements(100)
+    return "; ".join(next(one for one in actual if one.bound == accountant.bound_name(bound)).assumptions)
 
 
 def test_what_bounds_a_gradient_is_among_the_assumptions():
@@ -203,9 +203,9 @@ def test_what_bounds_a_gradient_is_among_the_assumptions():
         for bound in ("proven", "published"):
             assert clipped in texts_of(accountant, bound, estimator)
             assert "clipped" not in texts_of(accountant, bound, estimator, clip_norm=None)
-            found = texts_of(accountant, bound, estimator, assumed=True)
-            assert "clipped" not in found
-            assert (assumed in found) == (bound == "published")
+            actual = texts_of(accountant, bound, estimator, assumed=True)
+            assert "clipped" not in actual
+            assert (assumed in actual) == (bound == "published")
     several = texts_of(PRIVSGP_VR, "proven", "saga", entry_size=3, clip_norm=0.25)
     assert "gradient is clipped to add at most 0.25 (L2) to its entry's," in several
     nodes = [release(), release(clip_norm=None)]
@@ -222,25 +222,25 @@ def test_nothing_is_proven_of_a_bound_that_is_assumed():
 
 
 def test_statements_of_a_run():
-    found = account(PRIVSGP_VR, [release(z=5.0)] * 3, dp_delta=DELTA).statements(100)
-    assert [(one.bound, one.neighboring_relation) for one in found] == [
+    actual = account(PRIVSGP_VR, [release(z=5.0)] * 3, dp_delta=DELTA).statements(100)
+    assert [(one.bound, one.neighboring_relation) for one in actual] == [
         ("published", "replace_one"),
         ("proven", "zero_out"),
         ("proven", "replace_one"),
     ]
-    assert all(one.nodes == 3 and one.dp_delta == DELTA and one.reason is None for one in found)
-    assert found[1].dp_epsilon == account(PRIVSGP_VR, release(z=5.0), dp_delta=DELTA).epsilon(100)
-    assert (found[2].dp_epsilon or 0.0) > (found[1].dp_epsilon or 0.0)
-    assert json.loads(json.dumps(found[1]._asdict()))["bound"] == "proven"
+    assert all(one.nodes == 3 and one.dp_delta == DELTA and one.reason is None for one in actual)
+    assert actual[1].dp_epsilon == account(PRIVSGP_VR, release(z=5.0), dp_delta=DELTA).epsilon(100)
+    assert (actual[2].dp_epsilon or 0.0) > (actual[1].dp_epsilon or 0.0)
+    assert json.loads(json.dumps(actual[1]._asdict()))["bound"] == "proven"
 
 
 def test_dp_epsilon_is_that_of_the_worst_node():
     nodes = [release(z=5.0), release(z=4.0), release(z=5.0, J=2000)]
     deltas = [1e-5, 1e-5, 1e-4]
     each = [account(PRIVSGP_VR, r, dp_delta=d).epsilon(100) for r, d in zip(nodes, deltas, strict=True)]
-    found = account(PRIVSGP_VR, nodes, dp_delta=deltas).statements(100)[1]
-    assert found.dp_epsilon == max(each)
-    assert found.dp_delta == 1e-4
+    actual = account(PRIVSGP_VR, nodes, dp_delta=deltas).statements(100)[1]
+    assert actual.dp_epsilon == max(each)
+    assert actual.dp_delta == 1e-4
 
 
 @pytest.mark.parametrize(
@@ -249,8 +249,8 @@ def test_dp_epsilon_is_that_of_the_worst_node():
 @pytest.mark.parametrize("accountant", [PRIVSGP_VR, DP2_SGD])
 def test_a_reason_and_no_epsilon(accountant, changes, word):
     good = release("saga" if accountant == PRIVSGP_VR else "mini_batch", z=5.0)
-    found = account(accountant, [good, good._replace(**changes)], dp_delta=DELTA).statements(100)
-    for one in found:
+    actual = account(accountant, [good, good._replace(**changes)], dp_delta=DELTA).statements(100)
+    for one in actual:
         assert (one.dp_epsilon is None) == (word is not None) == (one.reason is not None)
         if word is not None:
             assert word in (one.reason or "")
@@ -264,8 +264,8 @@ def test_a_reason_and_no_epsilon(accountant, changes, word):
 def test_numbers_of_any_library_count(number):
     one = release("mini_batch", z=2.0)
     same = one._replace(noise_std=number(one.noise_std), clip_norm=number(one.clip_norm))
-    found = account(PRIVSGP, same, dp_delta=number(DELTA), c2=number(0.5)).epsilon(10)
-    assert found == pytest.approx(account(PRIVSGP, one, dp_delta=DELTA).epsilon(10), rel=1e-5)
+    actual = account(PRIVSGP, same, dp_delta=number(DELTA), c2=number(0.5)).epsilon(10)
+    assert actual == pytest.approx(account(PRIVSGP, one, dp_delta=DELTA).epsilon(10), rel=1e-5)
     stated = account(PRIVSGP, [same] * 2, dp_delta=number([DELTA, DELTA]) if number is np.array else DELTA).statements(
         10
     )
@@ -273,20 +273,20 @@ def test_numbers_of_any_library_count(number):
 
 
 def test_nothing_is_published_for_plain_privsgp():
-    found = account(PRIVSGP, [release("mini_batch")], dp_delta=DELTA).statements(10)
-    assert found[0].dp_epsilon is None
-    assert "no privacy theorem" in (found[0].reason or "")
-    assert [one.neighboring_relation for one in found[1:]] == ["zero_out", "replace_one"]
+    actual = account(PRIVSGP, [release("mini_batch")], dp_delta=DELTA).statements(10)
+    assert actual[0].dp_epsilon is None
+    assert "no privacy theorem" in (actual[0].reason or "")
+    assert [one.neighboring_relation for one in actual[1:]] == ["zero_out", "replace_one"]
     fixed = account(PRIVSGP, [release("mini_batch", "fixed")], dp_delta=DELTA).statements(10)
     assert [one.neighboring_relation for one in fixed[1:]] == ["zero_out", "replace_one"]
 
 
 def test_what_nobody_published_is_not_called_so():
     for accountant in (DP2_SGD, A_DP2_SGD):
-        found = account(accountant, [release("mini_batch")] * 4, dp_delta=DELTA).statements(10)
-        assert [one.bound for one in found] == ["reconstructed", "proven", "proven"]
-        assert " reconstructed (" in statement_text(found[0]._asdict())
-    assert "at the expected number of wake-ups" in statement_text(found[0]._asdict())
+        actual = account(accountant, [release("mini_batch")] * 4, dp_delta=DELTA).statements(10)
+        assert [one.bound for one in actual] == ["reconstructed", "proven", "proven"]
+        assert " reconstructed (" in statement_text(actual[0]._asdict())
+    assert "at the expected number of wake-ups" in statement_text(actual[0]._asdict())
     assert account(PRIVSGP_VR, [release("saga")], dp_delta=DELTA).statements(10)[0].bound == "published"
 
 
@@ -313,10 +313,10 @@ def test_nothing_is_proven_for_rounded_sums_of_several_samples():
 @pytest.mark.parametrize("estimator", ["saga", "mini_batch"])
 def test_counts_of_a_large_batch_that_are_left_out_hardly_change_epsilon(estimator, monkeypatch):
     small = Release(estimator, "uniform", 60, 90, clip_norm=1.0, noise_std=0.5)
-    found = proven_bound(small, "replace_one", 10, 1e-5)
+    actual = proven_bound(small, "replace_one", 10, 1e-5)
     monkeypatch.setattr("jaxfl.privacy.gossip.proven._UNLIKELY_COUNT", 0.0)
     of_all = proven_bound(small, "replace_one", 10, 1e-5)  # a bound that holds for larger counts, too, is looser
-    assert 0.98 * of_all.dp_epsilon < found.dp_epsilon <= (1 + 1e-9) * of_all.dp_epsilon
+    assert 0.98 * of_all.dp_epsilon < actual.dp_epsilon <= (1 + 1e-9) * of_all.dp_epsilon
     large = small._replace(batch_size=1500, num_entries=3000, noise_std=20 / 1500)
     monkeypatch.undo()
     assert proven_bound(large, "replace_one", 10, 1e-5).dp_epsilon < 5

@@ -32,37 +32,37 @@ CASES = [
 @pytest.mark.parametrize(("accountant", "bound", "release"), CASES)
 @pytest.mark.quick_cases(2)
 def test_never_overspends_and_tight(accountant, bound, release):
-    found = account(accountant, release, num_nodes=10, dp_delta=1e-5).calibrate(1000, 3.0, bound)
+    actual = account(accountant, release, num_nodes=10, dp_delta=1e-5).calibrate(1000, 3.0, bound)
 
     def spent(noise_std):
         noisy = release._replace(noise_std=noise_std)
         return account(accountant, noisy, num_nodes=10, dp_delta=1e-5).epsilon(1000, bound)
 
-    assert spent(found) <= 3.0 < spent(0.999 * found)
+    assert spent(actual) <= 3.0 < spent(0.999 * actual)
 
 
 @pytest.mark.parametrize("guess", [1e-3, 2.0, 1e4])
 def test_any_guess_leads_there(guess):
-    found = smallest_noise(lambda noise: 6 / noise, 3.0, guess)
-    assert 2.0 <= found <= 2.001
+    actual = smallest_noise(lambda noise: 6 / noise, 3.0, guess)
+    assert 2.0 <= actual <= 2.001
 
 
 def test_an_epsilon_that_jumps():
-    found = smallest_noise(lambda noise: math.inf if noise < 1 else 0.0, 3.0, 0.1)
-    assert 1.0 <= found <= 1.001
+    actual = smallest_noise(lambda noise: math.inf if noise < 1 else 0.0, 3.0, 0.1)
+    assert 1.0 <= actual <= 1.001
 
 
 @pytest.mark.parametrize("bound", ["proven", "published"])
 def test_a_machine_with_other_last_bits_finds_the_same_noise(bound, monkeypatch):
     """Noise is part of a run's key: with other last digits a run would have other random numbers."""
 
-    def found(error):
+    def actual(error):
         true = verbs.Family.epsilon
         with monkeypatch.context() as patch:
             patch.setattr(verbs.Family, "epsilon", lambda *spent: true(*spent) * (1 + error))
             return account(PRIVSGP_VR, TABLE, dp_delta=1e-5).calibrate(1000, 3.0, bound)
 
-    assert found(0.0) == found(1e-11) == found(-1e-11)
+    assert actual(0.0) == actual(1e-11) == actual(-1e-11)
 
 
 def test_no_noise_may_be_enough():

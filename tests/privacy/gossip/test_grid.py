@@ -109,9 +109,9 @@ def test_a_budget_below_what_rounding_costs_is_refused():
 def test_the_sampler_is_paid_for_out_of_delta_or_there_is_no_epsilon():
     grid = Grid(12, 10**6)
     one, distance = PLAIN._replace(grid=grid), ROUNDS * grid.distance
-    found = proven_bound(one, "zero_out", ROUNDS, DELTA).dp_epsilon
-    assert found < math.inf
-    assert 2 * distance * math.exp(found) < 1e-3 * DELTA
+    actual = proven_bound(one, "zero_out", ROUNDS, DELTA).dp_epsilon
+    assert actual < math.inf
+    assert 2 * distance * math.exp(actual) < 1e-3 * DELTA
     little = one._replace(noise_std=0.02)  # what is kept of delta is below exp(epsilon) times the distance
     assert proven_bound(little, "zero_out", ROUNDS, DELTA).dp_epsilon == math.inf
     without = proven_bound(little._replace(grid=None), "zero_out", ROUNDS, DELTA).dp_epsilon

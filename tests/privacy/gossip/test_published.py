@@ -32,9 +32,9 @@ def test_iterations_of_the_paper():
 )
 def test_noise_of_equation_11(num_rounds, expected):
     paper = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=1.0)
-    found = account(PRIVSGP_VR, paper, dp_delta=1e-5).calibrate(num_rounds, 3.0, "published")
-    assert found == pytest.approx(expected, abs=1e-5)
-    back = account(PRIVSGP_VR, paper._replace(noise_std=found), dp_delta=1e-5).epsilon(num_rounds, "published")
+    actual = account(PRIVSGP_VR, paper, dp_delta=1e-5).calibrate(num_rounds, 3.0, "published")
+    assert actual == pytest.approx(expected, abs=1e-5)
+    back = account(PRIVSGP_VR, paper._replace(noise_std=actual), dp_delta=1e-5).epsilon(num_rounds, "published")
     assert 3.0 * (1 - 1e-5) <= back <= 3.0
 
 

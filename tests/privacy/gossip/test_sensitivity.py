@@ -71,10 +71,10 @@ def weighted_task(base: Task) -> Task:
         return weight(params, inputs) * base.loss(params, inputs[:, :-1], labels)
 
     def factors(params, inputs, labels):
-        losses, found = base_factors(params, inputs[:, :-1], labels)
+        losses, actual = base_factors(params, inputs[:, :-1], labels)
         w = weight(params, inputs)
         return w * losses, Factors(
-            inputs=found.inputs, errors=tuple(jax.vmap(jnp.multiply)(w, error) for error in found.errors)
+            inputs=actual.inputs, errors=tuple(jax.vmap(jnp.multiply)(w, error) for error in actual.errors)
         )
 
     return base._replace(loss=loss, factors=factors, metrics=lambda *args: {"loss": loss(*args)})
@@ -98,8 +98,8 @@ def releases(name, clipped=True):
         def one_round(state, at_round):
             index, params = at_round
             draws = estimator.draw(key, index, data)
-            found, state, _ = estimator.estimate(task, params, state, data, draws, index)
-            flat = jnp.concatenate([leaf.reshape(PAIRS, -1) for leaf in jax.tree.leaves(found)], axis=1)
+            actual, state, _ = estimator.estimate(task, params, state, data, draws, index)
+            flat = jnp.concatenate([leaf.reshape(PAIRS, -1) for leaf in jax.tree.leaves(actual)], axis=1)
             return state, (flat, draws if case.estimator == "mini_batch" else draws.batch)
 
         start = estimator.init(task, key, jax.tree.map(lambda leaf: leaf[0], transcript), data)
@@ -188,26 +188,26 @@ def ratios(name, relation, pairs, clipped=True):
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_two_releases_never_differ_by_more_than_the_accountant_assumes(name, relation):
-    found, _ = ratios(name, relation, random_pairs(relation, 1, task_of(name)))
-    assert found.shape == (ROUNDS, PAIRS)
-    assert found.max() < 1 + 1e-4
-    assert found.max() > 0.4, "the pairs do change the release"
+    actual, _ = ratios(name, relation, random_pairs(relation, 1, task_of(name)))
+    assert actual.shape == (ROUNDS, PAIRS)
+    assert actual.max() < 1 + 1e-4
+    assert actual.max() > 0.4, "the pairs do change the release"
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_bounds_are_nearly_reached(name, relation):
-    found, counts = ratios(name, relation, worst_pairs(relation, 2, task_of(name)))
-    assert found.max() < 1 + 1e-4
-    assert found[counts == 1].max() > 0.99
+    actual, counts = ratios(name, relation, worst_pairs(relation, 2, task_of(name)))
+    assert actual.max() < 1 + 1e-4
+    assert actual[counts == 1].max() > 0.99
     if CASES[name].estimator == "saga":
-        assert found[counts == 0].max() > 0.99
+        assert actual[counts == 0].max() > 0.99
 
 
 @pytest.mark.parametrize("name", ["mini_batch, poisson", "dense, poisson"])
 def test_without_clipping_the_bounds_are_exceeded(name):
     for relation in RELATIONS:
-        found, counts = ratios(name, relation, random_pairs(relation, seed=1), clipped=False)
-        assert found[counts == 1].max() > 5
+        actual, counts = ratios(name, relation, random_pairs(relation, seed=1), clipped=False)
+        assert actual[counts == 1].max() > 5
         if CASES[name].estimator == "saga":
-            assert found[counts == 0].max() > 5
+            assert actual[counts == 0].max() > 5

@@ -28,15 +28,15 @@ def schedule(num_iterations, seed=0, least=0.5):
 @pytest.mark.parametrize("rho", [1e-6, 1e-3, 0.5, 30.0])
 @pytest.mark.parametrize("dp_delta", [1e-15, 1e-5, 0.1])
 def test_conversion_is_that_of_the_library_and_a_little_above_the_gaussian(rho, dp_delta):
-    found = concentrated_epsilon(rho, dp_delta)
+    actual = concentrated_epsilon(rho, dp_delta)
     orders = 1 + np.geomspace(1e-3, 1e6, 4000)
     theirs, _ = rdp.compute_epsilon(orders.tolist(), (orders * rho).tolist(), dp_delta)
-    assert found <= theirs * (1 + 1e-6) + 1e-12
-    assert found >= theirs * (1 - 1e-3) - 1e-12
+    assert actual <= theirs * (1 + 1e-6) + 1e-12
+    assert actual >= theirs * (1 - 1e-3) - 1e-12
     exact = gaussian_epsilon(math.sqrt(2 * rho), dp_delta)
-    assert exact <= found
+    assert exact <= actual
     if dp_delta < 0.1 and rho > 1e-6:
-        assert found < 1.12 * exact
+        assert actual < 1.12 * exact
 
 
 def test_conversion_at_the_ends():
@@ -86,23 +86,23 @@ def test_no_set_of_iterations_has_a_larger_rho(count):
 def test_sampling_costs_no_more_and_nothing_is_gained_where_every_batch_holds_every_sample():
     run = schedule(40, least=2.0)
     every = laplace_epsilon_at_delta(run, UNIT, dp_delta=1e-5)(1.0)
-    found = laplace_epsilon_at_delta(
+    actual = laplace_epsilon_at_delta(
         run, UNIT._replace(state_in_weight=np.ones(3)), dp_delta=1e-5, num_local_samples=np.array([4, 40, 400])
     )(1.0)
-    assert found[0] == every
-    assert (np.diff(found) < 0).all()
+    assert actual[0] == every
+    assert (np.diff(actual) < 0).all()
 
 
 def test_sampled_delta_against_the_mean_over_participations():
     """delta of the run is at most the mean over counts n of what n participations cost: the bound is not below that."""
     run, rate, dp_delta = schedule(30, least=2.0), 4 / 60, 1e-5
-    found = float(laplace_epsilon_at_delta(run, UNIT, dp_delta=dp_delta, num_local_samples=60)(1.0))
+    actual = float(laplace_epsilon_at_delta(run, UNIT, dp_delta=dp_delta, num_local_samples=60)(1.0))
     counts = np.arange(1, 32)
     rhos = participation_rhos(run, UNIT, counts)
 
     def delta(rho):  # smallest delta with concentrated_epsilon(rho, delta) <= found
         grid = [*np.geomspace(1e-14, 0.9, 400), 1.0]  # at 1 epsilon is 0
-        return grid[bisect.bisect_left(grid[:-1], True, key=lambda d: concentrated_epsilon(rho, d) <= found)]
+        return grid[bisect.bisect_left(grid[:-1], True, key=lambda d: concentrated_epsilon(rho, d) <= actual)]
 
     chances = [math.comb(31, int(n)) * rate**n * (1 - rate) ** (31 - n) for n in counts]
     mean = sum(p * delta(rho) for p, rho in zip(chances, rhos, strict=True))

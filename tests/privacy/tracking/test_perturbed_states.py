@@ -58,13 +58,13 @@ def test_for_each_k_one_sequence_attains_the_state_sensitivity(state_mixing):
 def test_one_gradient_attains_the_output_sensitivity():
     """o = x - gamma g with x known: what differs is gamma times a mean of which one of m gradients differs by C."""
     numbers = schedule()
-    found = tracking.output_sensitivities(numbers, CHANGE)
+    actual = tracking.output_sensitivities(numbers, CHANGE)
     samples = np.random.default_rng(3).normal(size=(numbers.num_samples, 2))
     other = samples.copy()
     other[1] += [CHANGE / 2, -CHANGE / 2]
     moved = numbers.step_size * np.abs(samples.mean(axis=0) - other.mean(axis=0)).sum()
-    np.testing.assert_allclose(found.state, np.full(STEPS, moved))
-    assert not found.tracker.any()
+    np.testing.assert_allclose(actual.state, np.full(STEPS, moved))
+    assert not actual.tracker.any()
 
 
 @pytest.mark.parametrize("num_nodes", [None, 4])
@@ -86,10 +86,10 @@ def test_budgets_are_sums_over_all_broadcasts(num_nodes):
 def distribution(quantizer, value):
     """Value -> probability of one rounded number, from 2000 equally spaced uniform numbers."""
     uniform = (jnp.arange(2000, dtype=jnp.float32) + 0.5) / 2000
-    found, counts = np.unique(
+    actual, counts = np.unique(
         np.asarray(quantizer.apply(jnp.full(2000, value, jnp.float32), uniform)), return_counts=True
     )
-    return dict(zip(np.round(found, 5).tolist(), (counts / 2000).tolist(), strict=True))
+    return dict(zip(np.round(actual, 5).tolist(), (counts / 2000).tolist(), strict=True))
 
 
 def total_variation(quantizer, x, other):
@@ -113,9 +113,9 @@ def test_rounding_is_never_further_apart_than_the_delta(quantizer):
         other = x + reach * rng.uniform(-1, 1, 2)
         moved = tracking.Sensitivities(np.abs(x - other).sum().reshape(1), np.zeros(1))
         bound = tracking.quantization_deltas(moved, quantization_step=0.5)[0]
-        found = total_variation(quantizer, x, other)
-        assert found <= bound + 4 / 2000, "but for how finely probabilities are measured"
-        ratios.append(found / bound)
+        actual = total_variation(quantizer, x, other)
+        assert actual <= bound + 4 / 2000, "but for how finely probabilities are measured"
+        ratios.append(actual / bound)
     moved = tracking.Sensitivities(np.array([0.2]), np.zeros(1))
     bound = tracking.quantization_deltas(moved, quantization_step=0.5)[0]
     np.testing.assert_allclose(total_variation(quantizer, [0.1], [0.3]), bound, atol=2 / 2000)

@@ -92,8 +92,8 @@ def test_the_three_bounds_of_the_papers_runs(scheme, noise, lemma_4, tight, part
     schedule = {"s1": s1, "s2": s2}[scheme](noise)
     np.testing.assert_allclose(published(schedule), lemma_4, rtol=3e-5)
     np.testing.assert_allclose(proven(schedule), tight, rtol=2e-4)
-    found = tracking.participation_epsilon(schedule, UNIT, num_local_samples=12_000, dp_delta=1e-5)
-    np.testing.assert_allclose(found, participation, rtol=3e-3)
+    actual = tracking.participation_epsilon(schedule, UNIT, num_local_samples=12_000, dp_delta=1e-5)
+    np.testing.assert_allclose(actual, participation, rtol=3e-3)
 
 
 def test_published_sensitivities_are_the_closed_form_of_lemma_3():
@@ -105,9 +105,9 @@ def test_published_sensitivities_are_the_closed_form_of_lemma_3():
     one = 3.0 / schedule.num_samples
     y = [sum(abs(1 - b) ** j * 2 * one for j in range(k)) + abs(1 - b) ** k * one for k in range(41)]
     x = [schedule.step_size * sum(abs(1 - a) ** (k - j - 1) * y[j] for j in range(k)) for k in range(41)]
-    found = tracking.published_sensitivities(schedule, agent)
-    np.testing.assert_allclose(found.tracker, y, rtol=1e-12)
-    np.testing.assert_allclose(found.state, x, rtol=1e-12)
+    actual = tracking.published_sensitivities(schedule, agent)
+    np.testing.assert_allclose(actual.tracker, y, rtol=1e-12)
+    np.testing.assert_allclose(actual.state, x, rtol=1e-12)
 
 
 def test_impulse_responses_start_as_documented():
@@ -147,8 +147,8 @@ def test_participation_covers_every_sequence_of_so_few_gradients():
 
 def test_participation_is_the_proven_bound_where_every_batch_holds_every_sample():
     schedule = small_schedule(np.random.default_rng(3))
-    found = tracking.participation_epsilon(schedule, UNIT, num_local_samples=schedule.num_samples, dp_delta=1e-5)
-    np.testing.assert_allclose(found, proven(schedule), rtol=1e-12)
+    actual = tracking.participation_epsilon(schedule, UNIT, num_local_samples=schedule.num_samples, dp_delta=1e-5)
+    np.testing.assert_allclose(actual, proven(schedule), rtol=1e-12)
     assert (tracking.participation_epsilon(schedule, UNIT, num_local_samples=100, dp_delta=1.0) == 0).all()
 
 

@@ -30,10 +30,10 @@ def multipliers(schedule, sensitivities, node):
 @pytest.mark.parametrize("node", [0, 1])
 def test_epsilon_is_that_of_one_shift_of_the_composed_length(node):
     schedule, sensitivities = case()
-    found = shifted_epsilon(gaussian_shift(schedule, sensitivities), DELTA)
-    assert found.shape == (2,)
+    actual = shifted_epsilon(gaussian_shift(schedule, sensitivities), DELTA)
+    assert actual.shape == (2,)
     mu = math.sqrt(sum(1 / z**2 for z in multipliers(schedule, sensitivities, node)))
-    normal, epsilon = scipy.stats.norm, float(found[node])
+    normal, epsilon = scipy.stats.norm, float(actual[node])
     delta = normal.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * normal.cdf(-mu / 2 - epsilon / mu)
     np.testing.assert_allclose(delta, DELTA, rtol=1e-5)
 

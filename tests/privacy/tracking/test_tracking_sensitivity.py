@@ -98,12 +98,12 @@ def distances(gradient_at, pairs):
     """L1 changes of node 0's x and y, (PAIRS, ROUNDS + 1) each; nobody else changes."""
     own = follower(gradient_at)(pairs.inputs, pairs.labels, pairs.states, pairs.trackers)
     other = follower(gradient_at)(pairs.other_inputs, pairs.other_labels, pairs.states, pairs.trackers)
-    found = []
+    actual = []
     for a, b in zip(own, other, strict=True):
         change = np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).sum(axis=-1)
         assert change[..., 1:].max() < ROUNDING, "what others send is the same, and so are they"
-        found.append(change[..., 0])
-    return found
+        actual.append(change[..., 0])
+    return actual
 
 
 def random_pairs(seed):
@@ -145,10 +145,10 @@ def worst_signs(responses):
 
 def test_no_pair_of_data_sets_exceeds_the_proven_bounds():
     bounds = tracking.proven_sensitivities(SCHEDULE, AGENT)
-    for found, bound in zip(distances("broadcast", random_pairs(0)), bounds, strict=True):
-        assert found.shape == (PAIRS, ROUNDS + 1)
-        assert (found <= bound + ROUNDING).all()
-        assert (found[:, 1:].max(axis=0) > 0.6 * bound[1:]).all(), "the pairs do change what is broadcast"
+    for actual, bound in zip(distances("broadcast", random_pairs(0)), bounds, strict=True):
+        assert actual.shape == (PAIRS, ROUNDS + 1)
+        assert (actual <= bound + ROUNDING).all()
+        assert (actual[:, 1:].max(axis=0) > 0.6 * bound[1:]).all(), "the pairs do change what is broadcast"
 
 
 @pytest.mark.parametrize("position", [0, 1], ids=["state", "tracker"])
@@ -157,11 +157,11 @@ def test_worst_data_sets_reach_the_proven_bounds(position):
     bounds = tracking.proven_sensitivities(SCHEDULE, AGENT)
     signs = worst_signs(tracking.impulse_responses(SCHEDULE, AGENT)[position])
     assert (np.diff(signs) != 0).any(), "a constant gradient is not the worst"
-    found = distances("broadcast", opposite_pairs(signs))
-    for change, bound in zip(found, bounds, strict=True):
+    actual = distances("broadcast", opposite_pairs(signs))
+    for change, bound in zip(actual, bounds, strict=True):
         assert (change <= bound + ROUNDING).all()
     for k in range(1, ROUNDS + 1):
-        np.testing.assert_allclose(found[position][k - 1, k], bounds[position][k], rtol=1e-5)
+        np.testing.assert_allclose(actual[position][k - 1, k], bounds[position][k], rtol=1e-5)
 
 
 def test_published_argument_fails_where_gradients_are_taken_at_the_own_state():
@@ -252,8 +252,8 @@ def gossip_distances(gradient_at, pairs):
 def test_perturbed_gossip_stays_below_its_bound_and_reaches_it():
     bound = perturbed_state_sensitivities(SCHEDULE, 2 * CLIP).state
     for pairs, least in ((random_pairs(1), 0.3), (opposite_pairs(np.ones((1, ROUNDS + 1))), 0.9999)):
-        found = gossip_distances("broadcast", pairs)
-        assert (found <= bound + ROUNDING).all()
-        assert (found[:, 1:].max(axis=0) > least * bound[1:]).all()
+        actual = gossip_distances("broadcast", pairs)
+        assert (actual <= bound + ROUNDING).all()
+        assert (actual[:, 1:].max(axis=0) > least * bound[1:]).all()
     steep = opposite_pairs(np.ones((1, ROUNDS + 1)), label=1e4)
     assert gossip_distances("state", steep)[0, -1] > 1.5 * bound[-1], "nothing is proven there"

@@ -85,8 +85,8 @@ def test_epsilon_is_that_of_the_worst_agent_of_what_has_left_it(rounds, release)
     if release is CLIPPED:
         np.testing.assert_allclose(epsilon(statements[1]), worst(proven, rounds + 1, rounds), rtol=1e-12)
     moves = tracking.perturbed_state_sensitivities(SCHEDULE, 2 * CLIP)
-    found = epsilon(perturbed(rounds, release)[0])
-    np.testing.assert_allclose(found, worst(moves, rounds + ahead, 0), rtol=1e-12, atol=1e-12)
+    actual = epsilon(perturbed(rounds, release)[0])
+    np.testing.assert_allclose(actual, worst(moves, rounds + ahead, 0), rtol=1e-12, atol=1e-12)
     moves = tracking.output_sensitivities(SCHEDULE, 2 * CLIP)
     for statement in output(rounds, release):
         np.testing.assert_allclose(epsilon(statement), worst(moves, rounds, 0), rtol=1e-12)
@@ -104,17 +104,17 @@ def test_nothing_is_spent_in_0_rounds_and_more_never_costs_less(method):
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_statements_say_what_they_are(method):
-    found = method()
+    actual = method()
     stated = "published" if method is METHODS["tracking"] else "reconstructed"
-    assert [s.bound for s in found][:2] == [stated, "proven"]
-    for statement in found:
+    assert [s.bound for s in actual][:2] == [stated, "proven"]
+    for statement in actual:
         assert statement.neighboring_relation == "replace_one"
         assert statement.nodes == NODES
         assert any("are clipped to the L1 norm 0.75" in text for text in statement.assumptions)
         assert NO_BOUND not in statement.assumptions
         statement_text(statement._asdict())
-    assert epsilon(found[1]) <= epsilon(found[0])
-    assert found[1].dp_delta <= found[0].dp_delta
+    assert epsilon(actual[1]) <= epsilon(actual[0])
+    assert actual[1].dp_delta <= actual[0].dp_delta
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -175,27 +175,27 @@ def sent_of(schedule):
 )
 def test_at_a_delta_the_smallest_bound_is_stated_each_agent_with_its_own_samples(schedule, name):
     sizes = [400, 40, 4000]
-    *others, found = tracked(schedule=schedule, dp_delta=DELTA, num_local_samples=sizes)
+    *others, actual = tracked(schedule=schedule, dp_delta=DELTA, num_local_samples=sizes)
     assert others == tracked(schedule=schedule)
-    assert (found.bound, found.dp_delta, found.neighboring_relation) == ("proven", DELTA, "replace_one")
+    assert (actual.bound, actual.dp_delta, actual.neighboring_relation) == ("proven", DELTA, "replace_one")
     settings = {"num_local_samples": np.array(sizes), "dp_delta": DELTA}
     added = tracking.participation_epsilon(sent_of(schedule), AGENTS, **settings)
     composed = tracking.laplace_epsilon_at_delta(sent_of(schedule), AGENTS, **settings)(1.0)
-    assert epsilon(found) == min(added.max(), composed.max()) < epsilon(others[1])
-    assert name in found.accountant
-    assert any("binomial" in text for text in found.assumptions)
+    assert epsilon(actual) == min(added.max(), composed.max()) < epsilon(others[1])
+    assert name in actual.accountant
+    assert any("binomial" in text for text in actual.assumptions)
     at_state = tracked(release=AT_STATE, dp_delta=DELTA, num_local_samples=sizes)[2]
     assert (at_state.dp_epsilon, at_state.dp_delta) == (None, DELTA)
     assert "un-noised state" in reason(at_state)
 
 
 def test_at_a_delta_without_sizes():
-    *others, found = tracked(schedule=SMALL, dp_delta=DELTA)
+    *others, actual = tracked(schedule=SMALL, dp_delta=DELTA)
     assert others == tracked(schedule=SMALL)
-    assert epsilon(found) == tracking.laplace_epsilon_at_delta(sent_of(SMALL), AGENTS, dp_delta=DELTA)(1.0).max()
-    assert epsilon(found) < epsilon(others[1])
-    assert "zero-concentrated" in found.accountant
-    assert not any("binomial" in text for text in found.assumptions)
+    assert epsilon(actual) == tracking.laplace_epsilon_at_delta(sent_of(SMALL), AGENTS, dp_delta=DELTA)(1.0).max()
+    assert epsilon(actual) < epsilon(others[1])
+    assert "zero-concentrated" in actual.accountant
+    assert not any("binomial" in text for text in actual.assumptions)
     plain = tracked(dp_delta=DELTA)
     np.testing.assert_allclose(epsilon(plain[2]), epsilon(plain[1]), rtol=1e-12)
     assert plain[2].accountant.endswith("Laplace mechanisms added up"), "delta buys nothing there"
@@ -267,8 +267,8 @@ def stated_at(factor, name, distribution, bound):
     """The statement that a budget is held by, with all noise times a factor."""
     noise = {field: factor * getattr(SCHEDULE, field) for field in ("state_noise_scale", "tracker_noise_scale")}
     options = {"dp_delta": DELTA} | ({"num_local_samples": [40, 80, 400]} if name == "tracking" else {})
-    found = METHODS[name](K, CLIPPED._replace(distribution=distribution), SCHEDULE._replace(**noise), **options)
-    return [one for one in found if (one.bound == "proven") == (bound == "proven")][-1]
+    actual = METHODS[name](K, CLIPPED._replace(distribution=distribution), SCHEDULE._replace(**noise), **options)
+    return [one for one in actual if (one.bound == "proven") == (bound == "proven")][-1]
 
 
 @pytest.mark.parametrize(("name", "distribution", "bound"), BUDGETS)

@@ -1,11 +1,18 @@
 """Result pages name their commits and files; `test_results_report.py` compares their tables with these."""
 
+import csv
+import functools
 import json
+import math
 import re
-import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from experiments import dzofl
+from experiments.dp_gradient_tracking import EXPERIMENT, budgets
+from jaxfl.frame.command_line import parse
 
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 
@@ -43,25 +50,224 @@ def test_the_list_of_figures_and_tables_is_whole_and_its_files_are_there():
             assert (RESULTS / file).is_file(), item
 
 
-# Tables made of other files, and the files that they are made of: at commit 54cc34c this file computed each anew.
-DERIVED = {
-    "privsgp_vr": ("fig9_lead_results.csv", ["fig9", "fig9_unclipped", "fig9_silent", "fig9_batch32"]),
-    "embracing_fl": (
-        "leads_results.csv rounds_results.csv",
-        ["emb_c7", "wid_c7", "msk_c7", "ord_c7", "emb_c4", "wid_c4"],
-    ),
-    "ali_dpfl": ("lead_results.csv own_results.csv limited_results.csv", []),
-    "dp_gradient_tracking": ("fig8_budgets_results.csv", []),
-    "dzofl": (
-        "reached_results.csv breakeven_results.csv level_results.csv",
-        "full half radio again full_fedavg full_weak_fedavg half_fedavg radio_fedavg again_fedavg".split(),
-    ),
-}
+def test_the_leads_of_privsgp_vr_are_differences_of_its_curves():
+    folder = RESULTS / "privsgp_vr"
+    settings = {
+        "clipped, noise 0.1": "fig9",
+        "unclipped, noise 0.1": "fig9_unclipped",
+        "unclipped, no noise": "fig9_silent",
+        "clipped, noise 0.1, batch 32": "fig9_batch32",
+    }
+    curves = {}
+    for setting, name in settings.items():
+        for line in (folder / f"{name}_metrics.jsonl").read_text().splitlines():
+            one = json.loads(line)
+            curves[setting, one["case"], one["seed"], one["round"]] = one
+    with open(folder / "fig9_lead_results.csv", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert {row["setting"] for row in rows} == set(settings)
+    for row in rows:
+        at = int(row["seed"]), int(row["round"])
+        reduced, plain = (curves[row["setting"], method, *at] for method in ("PrivSGP-VR", "PrivSGP"))
+        for metric in ("test_accuracy", "test_accuracy_average_model"):
+            assert float(row[f"{metric}_lead"]) == pytest.approx(reduced[metric] - plain[metric], abs=1e-8)
 
 
-def test_tables_made_of_other_files_and_these_are_as_they_were_checked():
+def best_curves(name, value):
+    """The step with the largest mean of a value over seeds, and its curves: seed -> round -> accuracy."""
+    folder, steps = RESULTS / "embracing_fl", {}
+    options = json.loads((folder / f"{name}_config.json").read_text())["config"]
+    for line in (folder / f"{name}_metrics.jsonl").read_text().splitlines():
+        one = json.loads(line)
+        step = options["cases"][one["case"]].get("step_size", options["step_size"])
+        steps.setdefault(str(step), {}).setdefault(str(one["seed"]), {})[one["round"]] = one["test_accuracy"]
+    return max(steps.items(), key=lambda item: np.mean([value(curve) for curve in item[1].values()]))
+
+
+def test_the_leads_and_rounds_of_embracing_fl_are_those_of_its_curves():
+    """Each method with its best step of a case; a seed's target is the lower of the best evaluations."""
+    runs = {
+        "4 strong, 28 weak": {
+            **{"EmbracingFL": "emb_c7", "width reduction": "wid_c7"},
+            **{"width reduction, masked loss": "msk_c7", "FjORD": "ord_c7"},
+        },
+        "4 strong, 28 moderate": {"EmbracingFL": "emb_c4", "width reduction": "wid_c4"},
+    }
+    values = {"end": lambda curve: curve[100], "best": lambda curve: max(curve.values())}
+    leads = rows_of("embracing_fl", "leads_results")
+    assert {(row["clients"], row["rival"]) for row in leads} == {
+        (clients, rival) for clients, methods in runs.items() for rival in [*methods][1:]
+    }
+    for row in leads:
+        for which, value in values.items():
+            methods = runs[row["clients"]]
+            (step, first), (other, second) = (
+                best_curves(methods[method], value) for method in ("EmbracingFL", row["rival"])
+            )
+            assert (row[f"step_{which}"], row[f"rival_step_{which}"]) == (step, other)
+            lead = value(first[row["seed"]]) - value(second[row["seed"]])
+            assert float(row[f"test_accuracy_lead_{which}"]) == pytest.approx(lead, abs=1e-6)
+    rounds = rows_of("embracing_fl", "rounds_results")
+    for clients, methods in runs.items():
+        own = {method: best_curves(names, values["best"])[1] for method, names in [*methods.items()][:2]}
+        seeds = set.intersection(*({*curves} for curves in own.values()))
+        of_case = [row for row in rounds if row["clients"] == clients]
+        assert {(row["method"], row["seed"]) for row in of_case} == {(method, seed) for method in own for seed in seeds}
+        for row in of_case:
+            target = min(values["best"](curves[row["seed"]]) for curves in own.values())
+            reached = [k for k, accuracy in own[row["method"]][row["seed"]].items() if accuracy >= target]
+            assert (row["target"], row["rounds_to_target"]) == (f"{100 * target:.1f} %", str(min(reached)))
+
+
+def rows_of(page, name):
+    with open(RESULTS / page / f"{name}.csv", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_the_leads_of_ali_dpfl_are_differences_of_its_results():
+    columns = [(0.5, 2.0), (0.5, 2.25), (0.5, 2.5), (0.2, 2.75), (0.2, 3.25), (0.2, 3.75)]
+    accuracy = {}  # column, tau or 0 for ALI-DPFL, step size, seed
+    for name in ("own", "limited"):
+        for row in rows_of("ali_dpfl", f"{name}_results"):
+            at = float(row["round_ratio"]), float(row["target_epsilon"])
+            tau = int(row["local_steps"]) if row["method"] == "DPFL" else 0
+            key = at, tau, float(row["step_size"]) if name == "own" else 10.0, row["seed"]
+            accuracy[key] = 100 * float(row["test_accuracy"])
+    rows = rows_of("ali_dpfl", "lead_results")
+    for setting, minus, seed in dict.fromkeys((row["setting"], row["minus"], row["seed"]) for row in rows):
+        leads = []
+        for at in columns:
+            own = {key: value for key, value in accuracy.items() if (key[0], key[2]) == (at, 10.0)}
+            means = {
+                tau: np.mean([value for key, value in own.items() if key[1] == tau])
+                for tau in dict.fromkeys(key[1] for key in own if key[1])
+            }
+            best, follows = max(means, key=lambda tau: means[tau]), round(1 / at[0])
+            tau = {"the best tau of each column": best, "tau = R_c / R_s": follows}.get(minus)
+            words = minus.split()
+            tau = int(words[2]) if tau is None else tau
+            of_fixed = float(words[5]) if setting == "own steps" else 10.0
+            leads.append(own[at, 0, 10.0, seed] - accuracy[at, tau, of_fixed, seed])
+        written = [row for row in rows if (row["setting"], row["minus"], row["seed"]) == (setting, minus, seed)]
+        assert [row["target_epsilon"] for row in written] == [*(str(at[1]) for at in columns), "all six"]
+        expected = [*leads, np.mean(leads)]
+        assert [100 * float(row["test_accuracy_lead"]) for row in written] == pytest.approx(expected, abs=6e-3)
+
+
+def cumulative_budgets():
+    """(scheme, method, weights, bound) -> the epsilon of iterations 0 to 2,000, at the noise of figure 8's paper."""
+    curves, both = {}, "noisy-states, noisy-quantized-states"
+    for weights in ("0.01", "1"):
+        line = f"--preset fig8 --noise-gain 1 --edge-weight {weights}"
+        for row in parse(EXPERIMENT, line.split())[0].rows.values():
+            learning = row.config.learning
+            names = {"noisy-states": both, "noisy-quantized-states": both}
+            own = learning.scheme, names.get(learning.method, learning.method)
+            if learning.method == "DP-GT":
+                curves[*own, weights, "published"] = budgets.published(row.config)
+                curves[*own, weights, "proven"] = budgets.proven(row.config)
+            elif row.config.is_noisy:
+                bounds = "reconstructed, proven" if learning.method == "noisy-outputs" else "reconstructed"
+                np.testing.assert_array_equal(budgets.published(row.config), budgets.proven(row.config))
+                curves[*own, "", bounds] = budgets.published(row.config)
+            elif learning.method == "ternary-states":  # delta is 1 from the iteration on that the page names
+                assert np.argmax(budgets.deltas(row.config) >= 1) == {"S1": 8, "S2": 6}[learning.scheme]
+    return curves
+
+
+def test_the_budgets_of_gradient_trackings_figure_8_are_the_formulas():
+    rows, curves = rows_of("dp_gradient_tracking", "fig8_budgets_results"), cumulative_budgets()
+    keys = [(row["scheme"], row["method"], row["weights"], row["bound"]) for row in rows]
+    assert set(keys) == set(curves)
+    for key, row in zip(keys, rows, strict=True):
+        expected = float(curves[key][int(row["iteration"])])
+        assert float(row["cumulative_dp_epsilon"]) == pytest.approx(expected, rel=1e-6)
+
+
+COSTS = ("rounds", "step_size", "joules", "seconds", "charged_joules", "charged_seconds")
+SLOT = 0.125e-3
+SETTING = ("method", "num_active", "lost", "transmit_dbm", "path_loss_db", "uplink_bits_per_second")
+
+
+def reached(name):
+    """For each setting of a run of DZOFL's page and each accuracy: the first round at whose evaluation the mean over
+    seeds has the accuracy, by the step that does so first (of equals the first in the file), and the costs so far."""
+    given = json.loads((RESULTS / "dzofl" / f"{name}_config.json").read_text())["config"]
+    key = "case" if "case" in rows_of("dzofl", f"{name}_costs")[0] else "variant"  # in runs of older commits
+    charged = {row[key]: row for row in rows_of("dzofl", f"{name}_costs") if row["reading"] == "published"}
+    rows = {row[key]: {**given, **row, "charged": charged[row[key]]} for row in rows_of("dzofl", f"{name}_results")}
+    values = {}
+    for line in (RESULTS / "dzofl" / f"{name}_metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        values.setdefault((entry["round"], list(rows).index(entry[key])), []).append(entry)
     actual = {}
-    for folder, (names, runs) in DERIVED.items():
-        files = [*names.split(), *(f"{run}_metrics.jsonl" for run in runs)]
-        actual |= {f"{folder}/{name}": zlib.crc32((RESULTS / folder / name).read_bytes()) for name in files}
-    assert actual == json.loads((Path(__file__).parent / "pins" / "derived.json").read_text())
+    for (number, place), own in sorted(values.items()):
+        row = list(rows.values())[place]
+        setting = {option: str(row["nodes"] if row.get(option) is None else row[option]) for option in SETTING}
+        setting |= {"lost": ""} if row["method"] == "DZOFL" else {}  # which does without what is lost
+        step = float(row["step_size" if row["method"] == "DZOFL" else "sgd_step_size"])
+        for accuracy in (0.98, 0.99):
+            if np.mean([entry["test_accuracy"] for entry in own]) >= accuracy:
+                mean = [np.mean([entry[f"total_{key}"] for entry in own]) for key in ("joules", "simulated_seconds")]
+                joules = sum(float(row["charged"][f"{part}_joules"]) for part in ("computing", "sending"))
+                costs = [*mean, number * joules, number * float(row["charged"]["seconds"])]
+                actual.setdefault((*setting.values(), str(accuracy)), [number, step, *costs])
+    return actual
+
+
+def test_the_costs_to_an_accuracy_of_dzofls_page_are_those_of_its_curves():
+    rows = rows_of("dzofl", "reached_results")
+    for name in {row["run"] for row in rows}:
+        actual = reached(name)
+        own = [row for row in rows if row["run"] == name]
+        assert len(own) == len(actual)
+        for row in own:
+            values = actual[*(row[option] for option in SETTING), row["accuracy"]]
+            np.testing.assert_allclose([float(row[key]) for key in COSTS], values, rtol=1e-5)
+
+
+def seconds_to(accuracy, size="full"):
+    """Two functions of operations, uplink and downlink bits a second: DZOFL's and FedAvg's seconds to an accuracy on
+    images of 28x28 (full) or 14x14 (half), by the formulas of the page."""
+    config = json.loads((RESULTS / "dzofl" / f"{size}_config.json").read_text())["training"]
+    cases = config.get("cases") or config["variants"]
+    forward = next(iter(cases.values()))["ledger"]["forward_operations"]
+    bits = 16 * {"full": 45_362, "half": 40_322}[size]
+    setting = ("23.0", "128.1", "10000000.0", accuracy)
+    zero = reached(size)["DZOFL", "50", "", *setting][0]
+    first = reached(f"{size}_fedavg")["FedAvg", "50", "resend", *setting][0]
+
+    def zero_order(operations, uplink, downlink):
+        return zero * (20 * forward / operations + SLOT * (1 + (downlink < math.inf)))
+
+    def fed_avg(operations, uplink, downlink):
+        return first * (30 * forward / operations + bits / (smallest(uplink) * uplink) + 2 * bits / downlink)
+
+    def level(uplink, downlink):
+        waits = [seconds(math.inf, uplink, downlink) for seconds in (zero_order, fed_avg)]
+        return forward * (20 * zero - 30 * first) / (waits[1] - waits[0])
+
+    return zero_order, fed_avg, level
+
+
+@functools.cache
+def smallest(uplink):
+    """The smallest probability among the 50 devices that a message arrives at a rate."""
+    line = f"--dataset fashion_mnist --method FedAvg --uplink-bits-per-second {uplink}"
+    (row,) = parse(dzofl.EXPERIMENT, line.split())[0].rows.values()
+    return float(row.config.success().min())
+
+
+def test_the_times_of_dzofl_and_fed_avg_are_equal_where_its_page_says():
+    of_accuracy = {accuracy: seconds_to(accuracy) for accuracy in ("0.98", "0.99")}
+    for row in rows_of("dzofl", "breakeven_results"):
+        at = float(row["operations_per_second"]), 1e6 * float(row["uplink"]), 10e6
+        zero, first, _ = of_accuracy[row["accuracy"]]
+        assert float(row["ratio"]) == pytest.approx(zero(*at) / first(*at), rel=1e-4)
+    for row in rows_of("dzofl", "level_results"):
+        uplink = 1e6 * float(row["uplink"])
+        assert float(row["smallest probability"]) == pytest.approx(smallest(uplink), rel=1e-3)
+        for accuracy, (*_, level) in of_accuracy.items():
+            for name, downlink in (("D = 10", 10e6), ("D = R", uplink), ("D free", math.inf)):
+                column = f"{100 * float(accuracy):.0f} %: {name}"
+                assert 1e9 * float(row[column]) == pytest.approx(level(uplink, downlink), rel=1e-3)

@@ -1,8 +1,7 @@
 """Definition of an experiment, and the way from its options to the rows of a comparison.
 
-Options are layered: the base configuration, changes of the data set, of the preset, of the command line,
-of the grid. A later overlay takes precedence over an earlier one. Options that nobody gave may follow from others
-(`Experiment.derived`).
+Options are layered: the base configuration, changes of the data set, of the preset, of the command line, of the grid.
+A later overlay takes precedence. Options that nobody gave may follow from others (`Experiment.derived`).
 """
 
 from __future__ import annotations
@@ -226,18 +225,15 @@ def _baselines(experiment: Experiment, label: str, rows: Mapping[str, Row], resu
     own = [row for row in rows.values() if not row.baseline]
     compared = {key_of(row.config) for row in own}
     sources: dict[Any, list[tuple[Any, Row]]] = {}  # the options that count -> the baseline, and a row that it is of
-    made = [
-        (override(row.config, changes), row) for row in own if (changes := experiment.baselines[label](row)) is not None
-    ]
+    made = [(override(row.config, new), row) for row in own if (new := experiment.baselines[label](row)) is not None]
     for config, row in made:
         if key_of(config) not in compared:
             sources.setdefault(key_of(config), []).append((config, row))
     if not sources:
         reasons = f"{label} is among the rows, or exists for none of them", "Leave it out."
         mute = "the rows have no noise", "Pass --target-epsilon, or leave it out."
-        raise ArgumentError(
-            "baselines", "must be further rows", *(mute if made and label == "without_noise" else reasons)
-        )
+        reasons = mute if made and label == "without_noise" else reasons
+        raise ArgumentError("baselines", "must be further rows", *reasons)
     result = {}
     for pairs in sources.values():
         (config, first), settings = pairs[0], [row.settings for _, row in pairs]
@@ -285,10 +281,12 @@ def _overlays(
 
     def config_of(values: Mapping[str, Any]) -> Any:
         dataset = {**first, **values}.get("dataset")
-        layer = {**of_dataset(dataset).changes, **below[2].changes, **below[3].changes, **values}
-        for name in _rivals(experiment, {*below[2].changes, *below[3].changes, *values}):
+        _, _, preset_overlay, command_overlay = below
+        given = {**preset_overlay.changes, **command_overlay.changes, **values}
+        layer = {**of_dataset(dataset).changes, **given}
+        for name in _rivals(experiment, given):
             layer.pop(name, None)
-        layer |= of_sites(override(experiment.base, layer), {**below[2].changes, **below[3].changes, **values})
+        layer |= of_sites(override(experiment.base, layer), given)
         names = frozenset(layer)
         config = fitted(override(experiment.base, layer), names)
         for name, value in layer.items():

@@ -246,7 +246,7 @@ class TestEdges:
 
 
 @pytest.mark.parametrize(
-    ("rows", "found"),
+    ("rows", "actual"),
     [
         (["Oslo,1", "Lund,x"], "'x' for Lund"),
         (["Oslo,1", "Lund,0"], "'0' for Lund"),

@@ -89,7 +89,7 @@ class TestExitCodes:
             toy(raises(error))
 
     def test_a_lost_process_ends_the_others_in_one_sentence(self, capsys, monkeypatch):
-        monkeypatch.setattr(command_line, "several", lambda: True)
+        monkeypatch.setattr(command_line, "is_multiprocess", lambda: True)
         lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: Connection reset by peer\nand a trace")
         monkeypatch.setattr(command_line, "leave", sys.exit)  # it ends the process at once
         with pytest.raises(SystemExit, match=r"^1$"):

@@ -138,7 +138,7 @@ class TestFinishedRun:
     def test_config_holds_every_option_that_decides_results(self, finished):
         """And with it every line can be asked for again."""
         written = json.loads((finished.folder / "config.json").read_text())
-        known, query = options(type(EXPERIMENTS[finished.name].base)), finished.asked()
+        known, query = options(type(EXPERIMENTS[finished.name].base)), finished.query()
         saved = {name for name, option in known.items() if option.saved}
         assert set(saved_options(query)) == saved | {"cases"} <= set(written["config"])
         assert not {name for name, option in known.items() if not option.saved} & set(written["config"])
@@ -156,11 +156,11 @@ class TestFinishedRun:
         summary, lines = finished.summary(), finished.lines()
         assert set(summary) >= {"experiment", "preset", "status", "seeds", "cases", "seconds", "environment"}
         assert (summary["experiment"], summary["status"], summary["seeds"]) == (finished.name, "finished", [0, 1])
-        assert list(summary["cases"]) == list(finished.asked().rows)
+        assert list(summary["cases"]) == list(finished.query().rows)
         assert set(summary["seconds"]) == {"compile", "run", "per_round", "rounds_a_call"}
         for name, row in summary["cases"].items():
             assert (row["rounds"], row["rounds_per_seed"], row["status"]) == (4, [4, 4], ["finished"] * 2)
-            assert row["settings"] == jsonable(finished.asked().rows[name].settings, "settings")
+            assert row["settings"] == jsonable(finished.query().rows[name].settings, "settings")
             last = [line for line in lines if (line["case"], line["round"]) == (name, 4)]
             for cost in ("operations", "simulated_seconds", "joules"):
                 assert row["costs"][cost]["per_seed"] == [line[f"total_{cost}"] for line in last]
@@ -180,7 +180,7 @@ class TestFinishedRun:
         assert f"Run: {finished.folder}" in printed
         assert "mean ± standard deviation over 2 seeds, finished" in printed
         assert re.search(r"[\d.]+[kMG]?bit [\d.]+[mµ]?s [\d.]+[mµ]?J", printed)
-        assert all(name in printed for name in finished.asked().rows)
+        assert all(name in printed for name in finished.query().rows)
 
 
 @pytest.fixture

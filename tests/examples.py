@@ -175,6 +175,12 @@ def components(numbers: Numbers) -> Arguments:
     }
 
 
+def components_without_noise(numbers: Numbers) -> Arguments:
+    """Make the arguments of algorithms that take a gradient estimator only, and clip nothing."""
+    taken = components(numbers._replace(clip_norm=None, noise_scale=None))
+    return {name: value for name, value in taken.items() if name != "noise"}
+
+
 def scheduled(numbers: Numbers) -> Arguments:
     """Make the arguments of algorithms that take a schedule, here of 20 iterations."""
     noise_scale = 0.0 if numbers.noise_scale is None else numbers.noise_scale

@@ -38,6 +38,11 @@ def test_the_skeleton_learns():
     assert loss[-10:].mean() < 0.1 * loss[:10].mean()
 
 
+def test_the_row_of_the_skeleton_makes_its_example():
+    names = names_of("new_algorithm.md")
+    assert names["row"].example(lambda hidden: names["task"]).arguments
+
+
 def test_the_experiment_of_the_skeleton_takes_grids():
     from jaxfl.frame.command_line import parse
 

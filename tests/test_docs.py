@@ -131,6 +131,16 @@ def test_the_newest_version_of_the_changelog_is_that_of_the_package():
     assert f"\nversion: {versions[0]}\n" in (DOCS / "CITATION.cff").read_text()
 
 
+def test_what_guards_a_fixed_fault_is_there():
+    tests = {path.name: path.read_text() for path in (DOCS.parent / "tests").rglob("*.py")}
+    defined = {name for text in tests.values() for name in re.findall(r"(?:def|class) (\w+)", text)}
+    rows = [
+        line.split(" | ")[-1] for line in TEXTS["CHANGELOG.md"].partition("## Faults")[2].splitlines() if " | " in line
+    ]
+    for guard in [name for row in rows for name in re.findall(r"`((?:\w+/)*[tT]est\w+(?:\.py)?)`", row)]:
+        assert guard in defined or Path(guard).name in tests or (DOCS.parent / guard).exists(), guard
+
+
 def test_a_round_over_devices_runs():
     """On as many as there are."""
     names = names_of("devices.md")

@@ -126,7 +126,7 @@ def _gradient_tracking(make_task: MakeTask) -> Example:
 
 
 def _ab(make_task: MakeTask) -> Example:
-    graph = graphs.from_networkx(nx.DiGraph([(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2), (0, 3)]))
+    graph = graphs.from_networkx(nx.DiGraph([*nx.cycle_graph(examples.NODES, nx.DiGraph).edges, (0, 2), (0, 3)]))
     edges = graph.adjacency(0)
     return examples.exchange(
         make_task,

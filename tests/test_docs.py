@@ -84,7 +84,7 @@ def test_clients_of_the_document_are_private():
     """Their epsilon counts the steps that ran. Clients whose updates are hidden take part by chance."""
     names = names_of("clients.md")
     assert names["private"].local_iterations.tolist() == [5] * 20
-    assert 1 < names["sample_epsilon"] < 20
+    assert 1 < names["statement"].dp_epsilon < 20
     assert len(set(names["hidden"].active.sum(axis=1).tolist())) > 2
     assert names["hidden"].clipped_updates.sum() > 0
 

@@ -48,7 +48,7 @@ from jaxfl.channel.links import LOST_MESSAGES, PLAIN
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
-from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
+from jaxfl.core.tree import consensus_distance, copied, number_type, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, fixed, mini_batch
 from jaxfl.graphs.spectral import spanning_tree_roots
 from jaxfl.privacy import NoiseMechanism
@@ -215,8 +215,9 @@ def tracking_rounds(
 
     def update(state, data, draws):
         k = state.round_index
-        alpha, beta = at_round(plan.state_mixing, k), at_round(plan.tracker_mixing, k)
-        gamma, arrived = at_round(plan.step_size, k), draws.links.arrived
+        steps = plan.state_mixing, plan.tracker_mixing, plan.step_size
+        alpha, beta, gamma = (at_round(one, k, state.params) for one in steps)
+        arrived = draws.links.arrived
         state_change = _inflow(pull, 1, arrived, state.broadcast_params, state.params)
         terms = state.params, state_change, state.gradient_tracker
         params = jax.tree.map(lambda x, change, y: x + alpha * change - gamma * y, *terms)
@@ -253,7 +254,7 @@ def tracking_rounds(
 
 def _inflow(weights: np.ndarray, axis: int, arrived: Array | None, broadcast: PyTree, node_values: PyTree) -> PyTree:
     """sum_j weights_ij broadcast_j - node_values_i times the arriving sum of row i (axis 1) or of column i (axis 0)."""
-    matrix, outflow = jnp.asarray(weights, jnp.float32), jnp.asarray(weights.sum(axis=axis), jnp.float32)
+    matrix, outflow = (jnp.asarray(one, number_type(node_values)) for one in (weights, weights.sum(axis=axis)))
     if arrived is not None:
         outflow = outflow - jnp.where(arrived, 0, matrix).sum(axis=axis)
         matrix = jnp.where(arrived, matrix, 0)

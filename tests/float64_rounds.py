@@ -77,7 +77,7 @@ def traced(algorithm, data):
 
 
 def below_float64(algorithm, data, first):
-    """What the next state hangs on and is computed in less than float64, conversions of whole numbers apart."""
+    """List operations in less than float64 on which the next state depends, but for whole numbers."""
     program = jax.make_jaxpr(lambda state: algorithm.round(KEY, state, data)[0])(first).jaxpr
     used, _ = dce_jaxpr(program, [True] * len(program.outvars))
 

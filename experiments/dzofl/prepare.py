@@ -36,7 +36,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
 
 
 def _theory(config: Configuration) -> list[Condition]:
-    """What Theorem IV.9 assumes, besides the exponents of the steps, without which no algorithm is built."""
+    """List the assumptions of Theorem IV.9 but for the exponents of the steps, which the constructor checks."""
     learning, success = config.learning, np.asarray(config.success())
     return conditions(
         "Theorem IV.9",

@@ -98,7 +98,7 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
 
 
 def _theorem_1(config: Configuration) -> list[Condition]:
-    """What the theorem assumes of local steps; it bounds the step size by L, which nobody estimates here."""
+    """List the theorem's assumptions on local steps; it bounds the step size by L, which nobody estimates here."""
     steps = config.steps
     return conditions("Theorem 1", ("momentum <= 0", steps.momentum, 0), ("decay <= 0", steps.weight_decay, 0))
 

@@ -233,7 +233,7 @@ def theorem_2(exponents: PolynomialExponents) -> float:
 
 
 def theorem_3(bases: ExponentialBases) -> float:
-    """What samples and noise leave of the factor of Scheme (S2): |grad F|^2 = O(factor^K). rho(A_K) may be larger."""
+    """Bound the factor of Scheme (S2) by samples and noise: |grad F|^2 = O(factor^K). rho(A_K) may be larger."""
     return max(1 / bases.num_samples, _extremes(bases)[1] ** 2)
 
 

@@ -385,8 +385,8 @@ def best_ratio(
     """Find the ratio of shared to own noise at which nodes are least noisy, effective noise being given.
 
     A node's variance is V = (v + ratio^2 v_L) / f(ratio)^2, with `variances`, and f the effective noise at own noise 1.
-    It is tried at 0, at 100 ratios from 0.01 to 10 and at 100 beside the best; for a complete key graph there is a closed
-    form. Where mixing leaves nothing of shared noise every ratio is free, and 10 is taken.
+    It is tried at 0, at 100 ratios from 0.01 to 10 and at 100 beside the best; a complete key graph has a closed form.
+    Where mixing leaves nothing of shared noise every ratio is free, and 10 is taken.
 
     Args:
         graph: the communication graph.

@@ -54,7 +54,14 @@ from jaxfl.core.tree import number_type
 from jaxfl.gradients import Sampler, fixed, per_example
 from jaxfl.gradients.estimator import batch_sums
 from jaxfl.gradients.samplers import BATCH_OVERFLOW, check_counts
-from jaxfl.privacy.mechanisms import NO_NOISE, NoiseMechanism, released, require_float_noise, require_own_noise, require_rescaled
+from jaxfl.privacy.mechanisms import (
+    NO_NOISE,
+    NoiseMechanism,
+    released,
+    require_float_noise,
+    require_own_noise,
+    require_rescaled,
+)
 
 Optimizer = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
 

@@ -50,5 +50,6 @@ from jaxfl.gradients import saga as saga
 from jaxfl.privacy import gaussian as gaussian
 from jaxfl.privacy import grid_gaussian as grid_gaussian
 from jaxfl.privacy import laplace as laplace
+from jaxfl.privacy import shared_gaussian as shared_gaussian
 
 __version__: str

@@ -54,7 +54,7 @@ from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
 from jaxfl.privacy import A_DP2_SGD, NoiseMechanism
-from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_rescaled
+from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_own_noise, require_rescaled
 
 
 class EventLog(NamedTuple):
@@ -135,6 +135,7 @@ def a_dp2_sgd(
     require_strongly_connected(graph)
     noise = noise or NO_NOISE
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
+    require_own_noise("one node acts at a time, so that shared parts do not cancel", noise=noise.distribution)
     require_rescaled(noise)
     estimator = mini_batch() if gradient is None else gradient
     # At least two slots: with one, XLA sees the rows of `params` themselves and copies all nodes in every event.

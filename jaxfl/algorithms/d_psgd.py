@@ -55,7 +55,7 @@ from jaxfl.graphs import (
     require_undirected,
 )
 from jaxfl.privacy import D_PSGD, DP2_SGD, NoiseMechanism
-from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released
+from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_kept_sum
 
 if TYPE_CHECKING:
     import optax
@@ -96,7 +96,8 @@ def d_psgd(
         graph: a doubly stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
-        noise: added to every node's gradient in every round; None adds nothing.
+        noise: added to every node's gradient in every round; None adds nothing. `shared_gaussian` needs a step size,
+            and symmetric matrices and losses over links that lose: else the sum over nodes changes, and nothing cancels.
         links: `jaxfl.links(...)`, over which messages travel; None loses and rounds nothing.
         optimizer: any optax optimizer, in place of a step size. Each node runs its own: the update for the noisy
             gradient, given x_i^k, is added to the mixture. The optimizer's state stays at the node. It is computed from
@@ -130,6 +131,8 @@ def d_psgd(
     require_strongly_connected(graph)
     noise = noise or NO_NOISE
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
+    keeps_sum = links is None or not links.may_lose or (links.symmetric and _is_symmetric(graph))
+    require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=not keeps_sum)
     estimator = mini_batch() if gradient is None else gradient
     way = exchange(graph, links, kept_by="receiver")
 
@@ -205,6 +208,10 @@ def dp2_sgd(
     estimator = mini_batch() if gradient is None else gradient
     releases = of_noisy_gradients(DP2_SGD, task, graph.num_nodes, estimator, noise)
     return d_psgd(task, graph=graph, **options)._replace(releases=releases)
+
+
+def _is_symmetric(graph: Graph) -> bool:
+    return all(not (matrix != matrix.T).nnz for matrix in graph.rounds)
 
 
 def released_gradients(

@@ -65,7 +65,7 @@ from jaxfl.graphs import (
     require_strongly_connected,
 )
 from jaxfl.privacy import PRIVSGP, PRIVSGP_VR, NoiseMechanism
-from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released
+from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_kept_sum
 
 if TYPE_CHECKING:
     import optax
@@ -109,7 +109,7 @@ def push_sum(
         graph: a column-stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: `mini_batch(...)` (PrivSGP; the default, one uniform sample) or `saga(...)` (PrivSGP-VR).
-        noise: added to every node's gradient in every round; None adds nothing.
+        noise: added to every node's gradient in every round; None adds nothing. `shared_gaussian` needs a step size.
         links: `jaxfl.links(...)`, over which messages between different nodes travel; None loses and rounds nothing.
         optimizer: any optax optimizer, in place of a step size. Each node runs its own: x_i^{k+1/2} = x_i^k + u_i, with
             u_i the update for the noisy gradient, given z. The optimizer's state stays at the node. It is computed from
@@ -145,6 +145,7 @@ def push_sum(
     require_strongly_connected(graph)
     noise = noise or NO_NOISE
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
+    require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None)
     estimator = mini_batch() if gradient is None else gradient
     way = exchange(graph, links, kept_by="sender")
 

@@ -58,7 +58,7 @@ def of_noisy_gradients(
             remedy = "Pass jaxfl.mini_batch(...) or jaxfl.saga(...), or account for the plan by hand."
             raise ArgumentError("gradient", "must say which samples it takes", "got an estimator without it", remedy)
         known(clip_norm=what.clip_norm, noise=noise.noise_scale)
-        check.one_of(("gaussian", "grid_gaussian", "none"), noise=noise.distribution)
+        check.one_of(("gaussian", "grid_gaussian", "shared_gaussian", "none"), noise=noise.distribution)
         grid = None
         if noise.grid_bits is not None:
             grid = Grid(noise.grid_bits, size(jax.eval_shape(task.init, jax.random.key(0))))
@@ -78,6 +78,7 @@ def of_noisy_gradients(
                 entry_size=what.entry_size,
                 storage=what.storage,
                 grid=grid,
+                secrets=noise.secrets,
             )
 
         each = tuple(map(one, sizes, scales))

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array, check
 from jaxfl.privacy import NoiseMechanism, gaussian, laplace
-from jaxfl.privacy.mechanisms import require_float_noise
+from jaxfl.privacy.mechanisms import require_float_noise, require_own_noise
 
 _NOISE = {"laplace": (laplace, 1), "gaussian": (gaussian, 2)}  # mechanism, and the norm its privacy is measured in
 
@@ -18,6 +18,7 @@ def noise_of(distribution: str) -> tuple[NoiseMechanism, int]:
     """The mechanism of scale 1, and the norm that its privacy is measured in: 1 or 2."""
     missing = "how far one sample moves all later messages when each is rounded to a grid of its own step"
     require_float_noise(missing, distribution=distribution)
+    require_own_noise("the bound of this method is for independent noise", distribution=distribution)
     check.one_of(tuple(_NOISE), distribution=distribution)
     mechanism, clip_order = _NOISE[distribution]
     return mechanism(1.0), clip_order

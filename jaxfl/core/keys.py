@@ -55,6 +55,7 @@ class Purpose(enum.IntEnum):
     ARRIVAL = 16  # which messages arrive
     MESSAGE_ROUNDING = 17
     STREAM = 18  # another draw in the same round
+    SHARED_NOISE = 19  # of pairs of nodes
 
 
 SHARED = frozenset({Purpose.INIT, Purpose.GRAPH, Purpose.PARTITION, Purpose.CALIBRATION})

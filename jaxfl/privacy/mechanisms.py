@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxfl.core import ArgumentError, Array, PyTree, Task, check, node_keys, one_kernel
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import copied, flattener, leaf_names, scale, size
+from jaxfl.privacy.shared import Secrets
 
 
 def add(values: PyTree, noise: PyTree) -> PyTree:
@@ -26,7 +27,7 @@ class NoiseMechanism(NamedTuple):
     """Noise, and how values are released with it.
 
     Attributes:
-        distribution: "gaussian", "laplace" or "grid_gaussian".
+        distribution: "gaussian", "laplace", "grid_gaussian" or "shared_gaussian".
         noise_scale: () or (n,), standard deviation (Gaussian) or scale b of density exp(-|x| / b) / (2 b) (Laplace).
         draw: (key, tree with leaves (n, *leaf), float32) -> noise of the same structure and shapes, float32, or int32
             for noise on a grid. It raises ArgumentError for other leaves: noise drawn in bfloat16 takes 128 values,
@@ -35,6 +36,7 @@ class NoiseMechanism(NamedTuple):
             have the node axis unless `noise_scale` is ().
         rescaled: noise_scale -> the same mechanism with that scale; None where it cannot be rescaled.
         grid_bits: of noise on a grid: the step is noise_scale 2^-grid_bits; None where there is no grid.
+        secrets: of noise that pairs of nodes share, `noise_scale` being the effective one; None for noise of one's own.
     """
 
     distribution: str
@@ -43,6 +45,7 @@ class NoiseMechanism(NamedTuple):
     release: Callable[[PyTree, PyTree], PyTree] = add
     rescaled: Callable[[Array], NoiseMechanism] | None = None
     grid_bits: int | None = None
+    secrets: Secrets | None = None
 
 
 NO_NOISE = NoiseMechanism("none", 0.0, draw=lambda key, params: None)
@@ -63,6 +66,37 @@ def require_float_noise(missing: str, **distributions: str | None) -> None:
             requirement = f"must be drawn in float32 here: no bound says {missing}"
             remedy = "Pass gaussian; docs/finite_precision.md names the methods that have a grid."
             raise ArgumentError(name, requirement, "got grid_gaussian", remedy)
+
+
+def require_own_noise(reason: str, **distributions: str | None) -> None:
+    """Refuse noise that pairs of nodes share, for a `reason`."""
+    for name, distribution in distributions.items():
+        if distribution == "shared_gaussian":
+            requirement = f"must be noise of a node's own here: {reason}"
+            raise ArgumentError(name, requirement, "got shared_gaussian", "Pass jaxfl.gaussian.")
+
+
+def require_kept_sum(noise: NoiseMechanism, num_nodes: int, *, is_linear: bool, loses_sum: bool = False) -> None:
+    """Refuse noise that pairs of nodes share where it would not cancel.
+
+    Args:
+        noise: shared or not.
+        num_nodes: n of the network.
+        is_linear: every node takes the same step along its noisy gradient. An optimizer does not say whether it is
+            linear, so that all of them count as not.
+        loses_sum: mixing changes the sum over nodes.
+    """
+    if noise.secrets is None:
+        return
+    if noise.secrets.num_nodes != num_nodes:
+        found, remedy = f"its key graph has {noise.secrets.num_nodes}", "Make the key graph for this network."
+        raise ArgumentError("noise", f"must be shared among {num_nodes} nodes", found, remedy)
+    if not is_linear:
+        requirement = "must be None with shared noise: only equal steps along the gradients let it cancel"
+        raise ArgumentError("optimizer", requirement, "got an optimizer", "Pass step_size.")
+    if loses_sum:
+        requirement = "must lose messages of two nodes together with shared noise, which else does not cancel"
+        raise ArgumentError("links", requirement, "got losses by direction", "Pass links(..., symmetric=True).")
 
 
 def require_rescaled(noise: NoiseMechanism) -> None:

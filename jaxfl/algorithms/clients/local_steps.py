@@ -54,7 +54,14 @@ from jaxfl.core.tree import number_type
 from jaxfl.gradients import Sampler, fixed, per_example
 from jaxfl.gradients.estimator import batch_sums
 from jaxfl.gradients.samplers import BATCH_OVERFLOW, check_counts
-from jaxfl.privacy.mechanisms import NO_NOISE, NoiseMechanism, released, require_float_noise, require_rescaled
+from jaxfl.privacy.mechanisms import (
+    NO_NOISE,
+    NoiseMechanism,
+    released,
+    require_float_noise,
+    require_own_noise,
+    require_rescaled,
+)
 
 Optimizer = optax.GradientTransformation | Callable[[Array], optax.GradientTransformation]
 
@@ -183,6 +190,7 @@ def local_steps(
     missing = "how far one sample moves the sums of gradients that all local steps round to a grid"
     mechanism = noise or NO_NOISE
     require_float_noise(missing, noise=mechanism.distribution)
+    require_own_noise("clients draw the noise of each local step by themselves", noise=mechanism.distribution)
     require_rescaled(mechanism)
     own_scales = mechanism.noise_scale if jnp.ndim(mechanism.noise_scale) else None
     state_types = check_optimizer("optimizer", optimizer, by_round=True)

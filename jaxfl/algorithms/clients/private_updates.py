@@ -27,7 +27,7 @@ from jaxfl.core.tree import along_nodes, copied, norm
 from jaxfl.gradients import poisson
 from jaxfl.gradients.microbatches import in_blocks
 from jaxfl.gradients.per_example import clip_scale
-from jaxfl.privacy.mechanisms import NoiseMechanism, require_float_noise
+from jaxfl.privacy.mechanisms import NoiseMechanism, require_float_noise, require_own_noise
 
 DISCARDED_UPDATES = "discarded_updates"
 """Count of clients whose update was not finite, and counted as zero."""
@@ -128,6 +128,7 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
     check.at_least(1, num_rounds=num_rounds)
     missing = "how far one client moves the sums of updates that all rounds round to a grid"
     require_float_noise(missing, noise=noise.distribution)
+    require_own_noise("the server adds it", noise=noise.distribution)
     if jnp.ndim(noise.noise_scale) > 0:
         found = f"got shape {jnp.shape(noise.noise_scale)}"
         raise ArgumentError("noise", "must have one scale", found, "Pass a single number.")

@@ -152,7 +152,7 @@ def _words(nodes: Sequence[Spent], spent: Spent, bound: str, _relation: str, cos
         "noise": grid.assumption(spent.release.grid),
         "observer": "all other nodes",
         "mechanism": _mechanism(spent) + " at the worst node; others have noise of their own" * differ,
-        "notes": _notes(spent, bound, float(cost.dp_epsilon)),
+        "notes": (*_secrets(spent.release), *_notes(spent, bound, float(cost.dp_epsilon))),
     }
 
 
@@ -160,7 +160,14 @@ def _mechanism(spent: Spent) -> str:
     """Rounds, noise and samples of a node."""
     release, rate = spent.release, min(1.0, spent.release.batch_size / spent.release.num_entries)
     multiplier = math.nan if release.clip_norm is None else release.noise_std * release.batch_size / release.clip_norm
-    return f"{spent.num_rounds} rounds, {drawn('samples', release.sampler, rate, multiplier)}"
+    effective = "" if release.secrets is None else "effective "
+    return f"{spent.num_rounds} rounds, {effective}{drawn('samples', release.sampler, rate, multiplier)}"
+
+
+def _secrets(release: Release) -> tuple[str, ...]:
+    """What shared noise rests on, the observer first."""
+    secrets = release.secrets
+    return () if secrets is None else (f"the observer {secrets.observer}", secrets.assumption)
 
 
 def _bound_on_gradients(release: Release) -> str:

@@ -53,6 +53,7 @@ from jaxfl.privacy.dominating_pairs import (
     unresolved_delta,
 )
 from jaxfl.privacy.grid import Grid
+from jaxfl.privacy.shared import Secrets
 from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
@@ -72,11 +73,12 @@ class Release(NamedTuple):
     batch_size: int  # b, in entries
     num_entries: int  # J, entries of the node: samples, or batches of a per_batch table
     clip_norm: float | None  # L2 bound on what one sample contributes to one entry's gradient; None: unclipped
-    noise_std: float  # per coordinate, on the mean gradient
+    noise_std: float  # per coordinate, on the mean gradient; the effective one where noise is shared
     entry_size: int = 1  # samples of one entry, each of which contributes at most clip_norm
     storage: str = "float32"  # or "bfloat16": type of the table's entries
     assumed: bool = False  # clip_norm is assumed of unclipped gradients, not enforced
     grid: Grid | None = None  # grid to which gradient and noise are rounded; None: they stay in float32
+    secrets: Secrets | None = None  # of noise that pairs of nodes share; None: noise is a node's own
 
 
 class Changes(NamedTuple):

@@ -1,0 +1,441 @@
+"""Noise that pairs of nodes share, and what an observer still does not know of a node's noise. JAX is not imported.
+
+Nodes i and v of a key graph share a secret seed. In every round node i adds to its gradient
+
+    N_i = s_i xi_i + sum over v of sign(v - i) c_iv xi_iv
+
+with standard normal numbers; both ends of a pair draw the same xi_iv, so that shared parts cancel in the sum over
+nodes. s is the own and c the shared standard deviation. Over nodes N has the covariance Sigma = diag(s^2) + L, with L
+the Laplacian of the key graph with weights c^2.
+
+An observer sees all messages, and knows data, noise and seeds of a fixed set A of colluding nodes. Sigma_A is Sigma
+over the honest nodes without the pairs of A. The *effective* noise of node u is sigma_u = 1 / sqrt((Sigma_A^-1)_uu).
+
+Split lemma: N = sigma_u zeta e_u + R, with zeta standard normal and R independent of it. Proof: by Cauchy and Schwarz
+x_u^2 <= x' Sigma_A x (Sigma_A^-1)_uu, so that Sigma_A - sigma_u^2 e_u e_u' is positive semidefinite: a covariance of R.
+R and all else that is seen is made without the changed sample of u from releases g_u + sigma_u zeta so far, so every
+bound for noise of one's own of standard deviation sigma_u holds for u as it stands, adaptively over rounds.
+
+A record that two nodes hold is out of scope: with shared noise it costs more than with noise of one's own.
+
+References:
+    Allouah, Koloskova, El Firdoussi, Jaggi, Guerraoui: "The Privacy Power of Correlated Noise in Decentralized
+    Learning" (DECOR), ICML 2024, arXiv:2405.01031.
+    Sabater, Bellet, Ramon: "An Accurate, Scalable and Verifiable Protocol for Federated Differentially Private
+    Averaging" (GOPA), Machine Learning 2022.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jaxfl.core.check import ArgumentError, at_least, is_traced, one_of, positive
+
+if TYPE_CHECKING:
+    from jaxfl.graphs import Graph
+
+KEY_GRAPHS = ("ring", "exponential", "complete")
+MOST_RATIO = 1e3  # float32 leaves 1e-7 c of a shared part in the sum over nodes: a ten-thousandth of s here
+_MOST_SETS = 100_000  # colluding sets times nodes that are tried
+_CHUNK = 512  # sets whose matrices are in memory together
+_FREE_RATIO = 10.0  # where nothing of the shared noise is left after mixing: within 1 % of the most effective noise
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KeyGraph:
+    """Pairs of nodes that share a seed; made by `key_graph` or `pairs`.
+
+    Attributes:
+        name: "ring", "exponential", "complete", or that of a communication graph.
+        weights: (n, n) float64, symmetric, zero on the diagonal: the shared standard deviation at ratio 1 and own noise
+            1; 0 where two nodes share no seed.
+    """
+
+    name: str
+    weights: np.ndarray
+
+    @property
+    def num_nodes(self) -> int:
+        """n."""
+        return len(self.weights)
+
+    @functools.cached_property
+    def is_complete(self) -> bool:
+        """True where all pairs share noise of the same weight, 1."""
+        return bool((self.weights + np.eye(self.num_nodes) == 1).all())
+
+    @functools.cached_property
+    def offsets(self) -> tuple[int, ...] | None:
+        """The o <= n / 2 such that nodes i and i + o (mod n) share a seed, for every i; None where that is not all.
+
+        Examples:
+            >>> key_graph("exponential", 16).offsets, pairs(3, [(0, 1)]).offsets
+            ((1, 2, 4, 8), None)
+        """
+        n, shared = self.num_nodes, self.weights > 0
+        nodes = np.arange(n)
+        found = [o for o in range(1, n // 2 + 1) if shared[0, o]]
+        covered = sum(int(shared[nodes, (nodes + o) % n].all()) * (n // 2 if 2 * o == n else n) for o in found)
+        return tuple(found) if 2 * covered == shared.sum() else None
+
+    @functools.cached_property
+    def is_circulant(self) -> bool:
+        """True where every node sees the same graph, weights included, up to a shift."""
+        rows = np.stack([np.roll(row, -node) for node, row in enumerate(self.weights)])
+        return bool((rows == rows[0]).all())
+
+    def shared(self, own: np.ndarray) -> np.ndarray:
+        """Shared standard deviations at ratio 1, (n, n): the weight times the smaller of both nodes' own noise."""
+        return self.weights * np.minimum(own[:, None], own[None, :])
+
+
+class Effective(NamedTuple):
+    """Effective noise against the worst colluding nodes."""
+
+    noise: np.ndarray  # (n,), or (ratios, n)
+    method: str  # "exact", or "bound" where it is bounded from below
+
+
+class Secrets(NamedTuple):
+    """What an observer does not know of shared noise, as statements say it."""
+
+    key_graph: str
+    num_nodes: int
+    colluding: int
+    method: str  # of `Effective`
+
+    @property
+    def observer(self) -> str:
+        """The observer against whom a node's effective noise holds, in words."""
+        sees = "sees all messages"
+        if not self.colluding:
+            return f"{sees} from outside and holds no secret of the {self.num_nodes} nodes"
+        one = self.colluding == 1
+        whose = f"{self.colluding} of {self.num_nodes} nodes share{'s its' if one else ' their'} secrets with it"
+        alone = "; no two other nodes are left, so that noise of one's own counts only" * (
+            self.colluding >= self.num_nodes - 1
+        )
+        return f"{sees}; {whose}{alone}"
+
+    @property
+    def assumption(self) -> str:
+        """What a statement on shared noise rests on besides."""
+        how = {"exact": "the exact least over all such sets", "bound": "a lower bound by currents"}[self.method]
+        return (
+            f"pairs of nodes share secret seeds ({self.key_graph} key graph), agreed over authenticated channels; who"
+            f" shares its secrets with the observer does not depend on what was seen; the noise is the effective one,"
+            f" {how}; a record is held by one node"
+        )
+
+
+def pairs(num_nodes: int, edges: Sequence[tuple[int, int]], weights: Any = 1.0, name: str = "pairs") -> KeyGraph:
+    """Make a key graph from its pairs.
+
+    Args:
+        num_nodes: n.
+        edges: pairs of nodes, each once, in either order.
+        weights: shared standard deviation at ratio 1 and own noise 1, one or one for each pair, positive.
+        name: for statements.
+
+    Raises:
+        ArgumentError: a pair of a node with itself, a node beyond the last, a pair that stands twice.
+    """
+    at_least(1, num_nodes=num_nodes)
+    positive(weights=weights)
+    ends = np.asarray(edges, int).reshape(-1, 2)
+    remedy = "Pass each pair of different nodes once."
+    if ends.size and (ends.min() < 0 or ends.max() >= num_nodes or (ends[:, 0] == ends[:, 1]).any()):
+        raise ArgumentError("edges", f"must join different nodes below {num_nodes}", f"got {edges!r:.60}", remedy)
+    if len({frozenset(pair) for pair in ends.tolist()}) < len(ends):
+        raise ArgumentError("edges", "must hold each pair once", f"got {edges!r:.60}", remedy)
+    each = np.zeros((num_nodes, num_nodes))
+    each[ends[:, 0], ends[:, 1]] = each[ends[:, 1], ends[:, 0]] = weights
+    return KeyGraph(name, each)
+
+
+def key_graph(which: str | Graph | KeyGraph, num_nodes: int) -> KeyGraph:
+    """Make a key graph of weight 1 over n nodes.
+
+    Args:
+        which: "ring", "exponential" (pairs at distances 1, 2, 4, ...), "complete", or a communication graph, whose
+            edges of all rounds are taken, in either direction. A key graph passes.
+        num_nodes: n.
+
+    Raises:
+        ArgumentError: another name, or a graph over another number of nodes.
+
+    Examples:
+        >>> key_graph("ring", 4).weights.astype(int).tolist()
+        [[0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0]]
+    """
+    at_least(1, num_nodes=num_nodes)
+    if not isinstance(which, str):
+        if which.num_nodes != num_nodes:
+            found = f"{which.name} has {which.num_nodes}"
+            raise ArgumentError("key_graph", f"must be over {num_nodes} nodes", found, "Make it for the network.")
+        if isinstance(which, KeyGraph):
+            return which
+        joined = sum(abs(matrix) for matrix in which.rounds).toarray() > 0
+        return KeyGraph(which.name, np.where(np.eye(num_nodes, dtype=bool), 0.0, joined | joined.T))
+    one_of(KEY_GRAPHS, key_graph=which)
+    powers = [2**power for power in range(num_nodes.bit_length()) if 2**power < num_nodes]
+    offsets = {"ring": powers[:1], "exponential": powers, "complete": range(1, num_nodes)}[which]
+    nodes, weights = np.arange(num_nodes), np.zeros((num_nodes, num_nodes))
+    for offset in offsets:
+        there = (nodes + offset) % num_nodes
+        weights[nodes, there] = weights[there, nodes] = 1.0
+    return KeyGraph(which, weights)
+
+
+def check_ratio(**ratios: Any) -> None:
+    """Each value is a static ratio of shared to own noise, 0 ... 1,000."""
+    for name, ratio in ratios.items():
+        if is_traced(ratio) or not (np.ndim(ratio) == 0 and 0 <= float(ratio) <= MOST_RATIO):
+            found = "got a traced value" if is_traced(ratio) else f"got {ratio!r}"
+            remedy = "Pass the ratio that best_ratio finds."
+            raise ArgumentError(name, f"must be a number from 0 to {MOST_RATIO:g}, not traced", found, remedy)
+
+
+def check_colluding(num_nodes: int, colluding: Any) -> None:
+    """Refuse a number of colluding nodes that leaves nobody honest."""
+    at_least(0, colluding=colluding)
+    if colluding >= num_nodes:
+        requirement = f"must leave one of {num_nodes} nodes honest"
+        raise ArgumentError("colluding", requirement, f"got {colluding}", "Pass fewer.")
+
+
+def noise_against(own: Any, shared: Any, colluders: Sequence[int]) -> np.ndarray:
+    """Effective noise of every node against one set of colluding nodes, (n,), inf at these.
+
+    Args:
+        own: s, (n,), positive.
+        shared: c, (n, n), symmetric; 0 where two nodes share no seed.
+        colluders: nodes of A.
+
+    Guarantees:
+        - falls with every node that joins A, and grows in own and shared noise.
+
+    Examples:
+        >>> noise_against([1.0, 1.0, 1.0], key_graph("complete", 3).weights, [2]).round(3).tolist()
+        [1.225, 1.225, inf]
+    """
+    own, sets = np.asarray(own, np.float64), np.array([sorted(colluders)], int)
+    return _against(own, np.asarray(shared, np.float64), sets, np.ones(1))[0, 0]
+
+
+def _against(own: np.ndarray, shared: np.ndarray, sets: np.ndarray, ratios: np.ndarray) -> np.ndarray:
+    """(sets, ratios, n) effective noise, inf at colluding nodes, from sets (sets, |A|).
+
+    Sigma_A = D (1 + ratio^2 K) D with D the own noise: one spectrum of K serves all ratios.
+    """
+    honest = np.array([np.setdiff1d(np.arange(len(own)), colluders) for colluders in sets])
+    parts = -np.square(shared)[honest[:, :, None], honest[:, None, :]]
+    diagonal = np.arange(honest.shape[1])
+    parts[:, diagonal, diagonal] = -parts.sum(axis=2)
+    scales = own[honest]
+    values, vectors = np.linalg.eigh(parts / (scales[:, :, None] * scales[:, None, :]))
+    damped = 1 / (1 + np.square(ratios)[None, :, None] * np.maximum(values, 0)[:, None, :])
+    inverse = damped @ np.square(vectors).transpose(0, 2, 1)
+    noise = np.full((len(sets), len(ratios), len(own)), np.inf)
+    np.put_along_axis(noise, np.broadcast_to(honest[:, None, :], inverse.shape), scales[:, None] / np.sqrt(inverse), 2)
+    return noise
+
+
+def effective_noise(keys: KeyGraph, *, ratio: Any, own: Any = 1.0, colluding: int = 1) -> Effective:
+    """Effective noise of every node against the worst set of colluding nodes.
+
+    It is exact where all sets can be tried (at most 100,000 of them times nodes), on a complete key graph with equal
+    noise, and where no node has more partners than there are colluding nodes. Else it is bounded from below: with the
+    unit voltage at u, current I_a enters node a, and sigma_u(A)^2 >= sigma_u^2 - the sum of the |A| largest I_a. (Take
+    away all paths of the current through A: a flow h <= f of strength C_u - sum I_a is left. Its energy is at most its
+    strength, for the voltage falls from 1 to 0 on every path. By Thomson's principle C_u without A is at least that.)
+
+    Args:
+        keys: pairs that share noise.
+        ratio: c / s, one number, or several, (ratios,).
+        own: s, one number or (n,).
+        colluding: |A|; 0 for an observer from outside.
+
+    Returns:
+        The noise of each node, (n,) or (ratios, n). With |A| >= n - 1 it is the own one.
+
+    Guarantees:
+        - never above the noise against any set of that many nodes.
+
+    Examples:
+        >>> round(float(effective_noise(key_graph("ring", 16), ratio=3.0).noise[0]), 4)
+        1.8817
+    """
+    n, ratios = keys.num_nodes, np.atleast_1d(np.asarray(ratio, np.float64))
+    check_colluding(n, colluding)
+    positive(own=own)
+    equal = np.ptp(own) == 0
+    own = np.broadcast_to(np.asarray(own, np.float64), (n,))
+    shared, method = keys.shared(own), "exact"
+    orbit = keys.is_circulant and equal  # node 0 stands for all
+    others = range(1, n) if orbit else range(n)
+    if keys.is_complete and equal:
+        honest, squares = n - colluding, np.square(ratios)
+        noise = own * np.sqrt((1 + honest * squares) / (1 + squares))[:, None]
+    elif colluding >= (shared > 0).sum(axis=1).max():
+        noise = np.broadcast_to(own, (len(ratios), n))
+    elif math.comb(n - 1, colluding) * (1 if orbit else n) <= _MOST_SETS:
+        noise, sets = np.full((len(ratios), n), np.inf), itertools.combinations(others, colluding)
+        while some := list(itertools.islice(sets, _CHUNK)):
+            noise = np.minimum(noise, _against(own, shared, np.array(some, int), ratios).min(axis=0))
+        noise = noise[:, :1] if orbit else noise
+    else:
+        noise, method = np.stack([_by_currents(own, each * shared, colluding, orbit) for each in ratios]), "bound"
+    noise = np.broadcast_to(noise, (len(ratios), n))
+    return Effective(noise if np.ndim(ratio) else noise[0], method)
+
+
+def _by_currents(own: np.ndarray, shared: np.ndarray, colluding: int, orbit: bool) -> np.ndarray:
+    """The bound by currents, (n,), or (1,) for node 0 of an orbit."""
+    squares = np.square(shared)
+    inverse = np.linalg.inv(np.diag(np.square(own) + squares.sum(axis=1)) - squares)
+    noise = []
+    for node in range(1 if orbit else len(own)):
+        voltage = inverse[node] / inverse[node, node]
+        entering = (squares * np.maximum(voltage[:, None] - voltage[None, :], 0)).sum(axis=0)
+        entering[node] = 0
+        left = 1 / inverse[node, node] - np.sort(entering)[len(own) - colluding :].sum()
+        noise.append(max(own[node] ** 2, left))
+    return np.sqrt(noise)
+
+
+class Variance(NamedTuple):
+    """Variances of the states after many rounds, in units of step_size^2."""
+
+    nodes: float  # v: mean over nodes, at own noise 1
+    shared: float  # v_L: mean over nodes, at shared noise 1
+    mean: float  # v_0: of the average of all states, at own noise 1
+
+
+def variances(graph: Graph, keys: KeyGraph, *, num_mixings: int = 1, memory: float = 10.0) -> Variance:
+    """Variances that noise leaves in the states of push-sum on quadratic losses.
+
+    A round keeps the share kappa of a state, memory = 1 / (1 - kappa^2), takes a noisy step and mixes: the covariance
+    of the states follows X <- B (A X A' + Sigma) B' with A = 1 - (1 - kappa) / w, w the push-sum weights, and B the
+    product of the round's mixing matrices. The mean over the graph's period is returned.
+
+    Args:
+        graph: the communication graph.
+        keys: pairs that share noise.
+        num_mixings: M, exchanges in a round; round k takes the matrices kM, ..., kM + M - 1.
+        memory: T, rounds that a state remembers, above 1.
+
+    Examples:
+        >>> from jaxfl import graphs
+        >>> [round(each, 4) for each in variances(graphs.ring(16), key_graph("complete", 16))]
+        [1.5149, 14.2384, 0.625]
+    """
+    at_least(1, num_mixings=num_mixings)
+    if not (np.ndim(memory) == 0 and 1 < memory < np.inf):
+        raise ArgumentError("memory", "must be above 1 and finite", f"got {memory!r}", "Pass 10, the default.")
+    n, period = graph.num_nodes, graph.period // math.gcd(graph.period, num_mixings)
+    matrices = [graph.mixing_matrix(k) for k in range(graph.period)]
+    kappa = math.sqrt(1 - 1 / memory)
+    rounds = [
+        functools.reduce(
+            lambda done, m, k=k: matrices[(k * num_mixings + m) % graph.period] @ done, range(num_mixings), np.eye(n)
+        )
+        for k in range(period)
+    ]
+    squares = np.square(keys.weights)
+    added = np.stack([np.eye(n), np.diag(squares.sum(axis=1)) - squares])
+    settled = period * math.ceil(memory * math.log(1e9) / period)  # kappa^(2 rounds) is below 1e-9 then
+    weight = np.ones(n)
+    for k in range(settled):
+        weight = rounds[k % period] @ weight
+    covariance, seen = np.zeros_like(added), []
+    for k in range(settled + period):
+        kept = 1 - (1 - kappa) / weight
+        mixing, weight = rounds[k % period], rounds[k % period] @ weight
+        covariance = mixing @ (kept[:, None] * covariance * kept + added) @ mixing.T
+        of_nodes = (np.diagonal(covariance, axis1=1, axis2=2) / np.square(weight)).mean(axis=1)
+        seen.append((*of_nodes, covariance[0].sum() / n**2))
+    return Variance(*(float(each) for each in np.mean(seen[settled:], axis=0)))
+
+
+class Choice(NamedTuple):
+    """A key graph, its ratio, and what they bring."""
+
+    key_graph: KeyGraph
+    ratio: float
+    variance: float  # of a node, as a share of that with noise of one's own and the same effective noise
+
+
+def best_ratio(
+    graph: Graph,
+    key_graph: str | Graph | KeyGraph = "auto",
+    *,
+    num_mixings: int = 1,
+    colluding: int = 1,
+    memory: float = 10.0,
+    least: str = "nodes",
+) -> Choice:
+    """Find the ratio of shared to own noise at which nodes are least noisy, effective noise being given.
+
+    A node's variance is V = (v + ratio^2 v_L) / f(ratio)^2, with `variances`, and f the effective noise at own noise 1.
+    It is tried at 0, at 100 ratios from 0.01 to 10 and at 100 beside the best; a complete key graph has a closed form.
+    Where mixing leaves nothing of shared noise every ratio is free, and 10 is taken.
+
+    Args:
+        graph: the communication graph.
+        key_graph: as for `key_graph`; "mixing" for the edges of `graph`; "auto" takes the one of least V of these,
+            exponential and complete.
+        num_mixings, memory: as for `variances`. A memory too small costs little.
+        colluding: nodes that share their secrets with the observer.
+        least: "nodes", or "mean": the largest ratio at which nodes are no noisier than with noise of their own, for
+            where the average of all nodes counts.
+
+    Examples:
+        >>> from jaxfl import graphs
+        >>> found = best_ratio(graphs.ring(16), "complete", colluding=0)
+        >>> round(found.ratio, 4), round(found.variance, 4)
+        (0.3746, 0.8148)
+    """
+    one_of(("nodes", "mean"), least=least)
+    candidates = (
+        ("mixing", "exponential", "complete") if isinstance(key_graph, str) and key_graph == "auto" else (key_graph,)
+    )
+    found = []
+    for which in candidates:
+        keys = _key_graph(graph if isinstance(which, str) and which == "mixing" else which, graph.num_nodes)
+        of = variances(graph, keys, num_mixings=num_mixings, memory=memory)
+        found.append(_best(keys, of, colluding, least == "mean"))
+    return min(found, key=lambda choice: choice.variance)
+
+
+def _best(keys: KeyGraph, of: Variance, colluding: int, even: bool) -> Choice:
+    """Choice of the ratio for one key graph."""
+
+    def variance(ratios: np.ndarray) -> np.ndarray:
+        least = effective_noise(keys, ratio=ratios, colluding=colluding).noise.min(axis=1)
+        return (1 + np.square(ratios) * of.shared / of.nodes) / np.square(least)
+
+    honest, ratios = keys.num_nodes - colluding, np.array([0.0, *np.geomspace(0.01, 10.0, 100)])
+    if of.shared < 1e-9 * of.nodes:
+        ratios = np.array([_FREE_RATIO])
+    elif keys.is_complete:
+        gain = honest * of.nodes / of.shared
+        square = (math.sqrt(max(0.0, (honest - 1) * (gain - 1))) - 1) / honest
+        square = (honest - 1) * of.nodes / of.shared - 1 if even else square
+        ratios = np.array([min(math.sqrt(max(0.0, square)), MOST_RATIO)])
+    for _ in range(2 if len(ratios) > 1 else 1):
+        values = variance(ratios)
+        place = int(np.flatnonzero(values <= 1 + 1e-9)[-1] if even and len(ratios) > 1 else np.argmin(values))
+        best = Choice(keys, float(ratios[place]), float(values[place]))
+        ratios = np.linspace(ratios[max(place - 1, 0)], ratios[min(place + 1, len(ratios) - 1)], 100)
+    return best
+
+
+_key_graph = key_graph  # which an argument hides

@@ -1,0 +1,151 @@
+"""Gaussian noise that pairs of nodes share, as a mechanism (`jaxfl.privacy.shared` has what it is worth)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import ArgumentError, Array, Purpose, PyTree, check, purpose_key
+from jaxfl.core.tree import copied, scale
+from jaxfl.privacy.mechanisms import NoiseMechanism, add, gaussian, standard_noise
+from jaxfl.privacy.shared import KeyGraph, Secrets, check_colluding, check_ratio, effective_noise
+
+_MOST_OFFSETS = 16  # of a circulant key graph whose draws stand in the program one after the other
+
+
+def shared_gaussian(
+    noise_std: float | Array,
+    *,
+    key_graph: KeyGraph,
+    ratio: float,
+    colluding: int = 1,
+) -> NoiseMechanism:
+    """Gaussian noise of one's own and noise shared between pairs of nodes, which cancels in the sum over nodes.
+
+    `noise_std` is the *effective* noise: what every node still has against an observer who sees all messages and knows
+    data, noise and seeds of `colluding` other nodes. So the epsilon is that of `gaussian(noise_std)`, against this
+    observer. With f the least effective noise at own noise 1 the own noise is s = noise_std / f, the shared noise of a
+    pair ratio s. With scales per node s_i = r noise_std_i, and a pair shares r ratio min(noise_std_i, noise_std_v).
+
+    A node's own model before mixing has the variance of all its shared parts. Steps must be equal and mixing must keep
+    the sum over nodes; the algorithms refuse what does not.
+
+    Args:
+        noise_std: () or (n,), above 0 where it has one a node; a single one may be traced.
+        key_graph: pairs that share noise, by `jaxfl.privacy.shared.key_graph` or `best_ratio`.
+        ratio: of the shared to the own standard deviation, static, by `best_ratio`.
+        colluding: nodes that share their secrets with the observer; with n - 1 of them nothing is left but a node's own
+            noise.
+
+    Raises:
+        ArgumentError: a traced ratio, traced scales per node, or scales of another number of nodes.
+
+    Guarantees:
+        - the covariance over nodes is that of `jaxfl.privacy.shared`, for every coordinate.
+        - the sum over nodes has own noise only.
+        - ratio 0 is `gaussian(noise_std)`, bit for bit.
+
+    Examples:
+        >>> import jax
+        >>> from jaxfl.privacy.shared import key_graph
+        >>> noise = shared_gaussian(1.0, key_graph=key_graph("complete", 4), ratio=10.0, colluding=0)
+        >>> drawn = noise.draw(jax.random.key(0), jnp.zeros((4, 10_000)))
+        >>> round(float(drawn.std()), 1), round(float(drawn.sum(axis=0).std()), 1)
+        (8.7, 1.0)
+
+    References:
+        DECOR (arXiv:2405.01031) and GOPA; see `jaxfl.privacy.shared`.
+    """
+    n = key_graph.num_nodes
+    check_ratio(ratio=ratio)
+    check_colluding(n, colluding)
+    if ratio == 0:
+        return gaussian(noise_std)
+    check.non_negative(noise_std=noise_std)
+    check.in_float32(noise_std=noise_std)
+    noise_std, parts = copied(noise_std), np.ones(n)
+    if np.ndim(noise_std):
+        if check.is_traced(noise_std):
+            remedy = "Build the mechanism outside of jit and vmap, or pass one scale."
+            raise ArgumentError("noise_std", "must be known where it differs by node", "got a traced one", remedy)
+        check.per_node(n, noise_std=noise_std)
+        check.positive(noise_std=noise_std)
+        parts = np.asarray(noise_std, np.float64)
+    worth = effective_noise(key_graph, ratio=ratio, own=parts, colluding=colluding)
+    factor = float((parts / worth.noise).max())
+    own, shared = factor * parts, factor * ratio * key_graph.shared(parts)
+    draw_unit = (
+        _complete(own, shared) if key_graph.is_complete and np.ptp(parts) == 0 else _pairs(own, shared, key_graph)
+    )
+
+    def draw(key, params):
+        num_nodes = jax.tree.leaves(params)[0].shape[0]
+        if num_nodes != n:
+            found = f"got {num_nodes}"
+            raise ArgumentError("params", f"must be of {n} nodes, as the key graph", found, "Make one for the network.")
+        drawn = draw_unit(key, params)
+        return drawn if np.ndim(noise_std) else scale(jnp.asarray(noise_std, jnp.float32), drawn)
+
+    secrets = Secrets(key_graph.name, n, colluding, worth.method)
+    return NoiseMechanism("shared_gaussian", noise_std, draw, secrets=secrets)
+
+
+def _normal(key: Array, params: PyTree, purpose: Purpose, index: int | Array = 0) -> PyTree:
+    """Standard normal numbers like `params`. The round's key is folded only: never sampled from, nor by a node."""
+    return standard_noise(
+        purpose_key(key, purpose, index), params, lambda node, size: jax.random.normal(node, (size,), jnp.float32)
+    )
+
+
+def _complete(own: np.ndarray, shared: np.ndarray):
+    """sqrt(s^2 + n c^2) (z - mean z) + s mean z: the law of all n (n - 1) / 2 pairs, from n numbers."""
+    apart, together = np.float32(np.sqrt(own[0] ** 2 + len(own) * shared[0, -1] ** 2)), np.float32(own[0])
+
+    def draw(key, params):
+        def spread(z):
+            mean = z.mean(axis=0, keepdims=True)
+            return apart * (z - mean) + together * mean
+
+        return jax.tree.map(spread, _normal(key, params, Purpose.SHARED_NOISE))
+
+    return draw
+
+
+def _pairs(own: np.ndarray, shared: np.ndarray, key_graph: KeyGraph):
+    """Own noise, and the numbers of all pairs with a sign at each end; n pairs are drawn together."""
+    n = len(own)
+    if key_graph.offsets is not None and len(key_graph.offsets) <= _MOST_OFFSETS:
+        nodes = np.arange(n)
+        # At the offset n / 2 each pair comes twice, from both ends.
+        each = [(o, shared[nodes, (nodes + o) % n] / (2**0.5 if 2 * o == n else 1)) for o in key_graph.offsets]
+
+        def sum_of_pairs(key, params):
+            total = jax.tree.map(jnp.zeros_like, params)
+            for offset, scales in each:
+                part = scale(jnp.asarray(scales, jnp.float32), _normal(key, params, Purpose.SHARED_NOISE, offset))
+                total = jax.tree.map(lambda t, r, o=offset: t + (r - jnp.roll(r, o, axis=0)), total, part)
+            return total
+    else:
+        first, second = np.nonzero(np.triu(shared))
+        signed = np.zeros((-(-len(first) // n), n, n), np.float32)  # (chunks, nodes, pairs of a chunk)
+        chunk, place = np.divmod(np.arange(len(first)), n)
+        signed[chunk, first, place] = shared[first, second]
+        signed[chunk, second, place] = -signed[chunk, first, place]
+
+        def sum_of_pairs(key, params):
+            def plus(total, chunk):
+                index, ends = chunk
+                drawn = _normal(key, params, Purpose.SHARED_NOISE, index)
+                sent = jax.tree.map(
+                    lambda r: jnp.tensordot(ends, r, axes=1, precision=jax.lax.Precision.HIGHEST), drawn
+                )
+                return add(total, sent), None
+
+            chunks = jnp.arange(len(signed)), jnp.asarray(signed)
+            return jax.lax.scan(plus, jax.tree.map(jnp.zeros_like, params), chunks)[0]
+
+    def draw(key, params):
+        return add(scale(jnp.asarray(own, jnp.float32), _normal(key, params, Purpose.NOISE)), sum_of_pairs(key, params))
+
+    return draw

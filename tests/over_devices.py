@@ -29,7 +29,6 @@ from jaxfl.training.sharding import node_mesh, node_shardings, place_data, traci
 
 NUM_NODES, DEVICES = 16, 8
 KEY = jax.random.key(7)
-WEAK = np.resize([0, 1, 1, 0], NUM_NODES)
 TABLE = saga(sampler=fixed(2), clip_norm=0.7, table="factored")
 
 
@@ -44,13 +43,12 @@ def make_data(shape=(6,)):
 
 def algorithms():
     """name -> the row's example on sixteen nodes; with tables, where the row takes them, beside it."""
-    examples.NODES, examples._WEAK = NUM_NODES, WEAK
-    ring = graphs.directed_ring(NUM_NODES).mixing_matrix(0)
-    graphs.five_agents = lambda: graphs.TrackingPair(state_weights=ring, tracker_weights=ring.T)
+    examples.NODES = NUM_NODES
     made = {}
     for name, row in REGISTRY.items():
         example = row.example(lambda hidden: classification(mlp((6, hidden, 3), activation="tanh")))
-        arguments = {**example.tasks, **example.topology, **example.arguments(Numbers(clip_norm=0.7))}
+        topology = example.topology if "graph" in example.topology else example.topology | example.resized(NUM_NODES)
+        arguments = {**example.tasks, **topology, **example.arguments(Numbers(clip_norm=0.7))}
         made[name] = row.constructor(**arguments)
         if row.stateful_gradient and not row.special_case_of:
             made[f"{name} with tables"] = row.constructor(**{**arguments, "gradient": TABLE})

@@ -64,6 +64,7 @@ class Statement(NamedTuple):
     reason: str | None  # why dp_epsilon is None
     node_epsilons: tuple[float, ...] = ()  # of every node, run after run where there are several; else empty
     mechanism: str = ""  # releases of the worst node: their number, noise and samples
+    observer: str = ""  # from whom it protects
 
 
 def statement(
@@ -81,6 +82,7 @@ def statement(
     reason: str | None = None,
     node_epsilons: Sequence[float] = (),
     mechanism: str = "",
+    observer: str = "",
     num_records: float = 0,
 ) -> Statement:
     """A statement with everything that it rests on.
@@ -93,7 +95,7 @@ def statement(
         noise: how random numbers are made, and how exactly.
         notes: what only this statement rests on.
         reason: why there is no epsilon; an infinite one has a reason by itself.
-        node_epsilons, mechanism: as in `Statement`.
+        node_epsilons, mechanism, observer: as in `Statement`.
         num_records: samples, or clients, of the network that the statement protects; 0: unknown.
     """
     if dp_epsilon is not None and not math.isfinite(dp_epsilon):
@@ -121,6 +123,7 @@ def statement(
         reason=reason,
         node_epsilons=() if dp_epsilon is None else tuple(map(float, node_epsilons)),
         mechanism=mechanism,
+        observer=observer,
     )
 
 
@@ -172,7 +175,8 @@ def statement_text(statement: Mapping[str, Any]) -> str:
 
     Args:
         statement: as in summary.json: "bound", "dp_epsilon", "dp_delta", "neighboring_relation", and "reason" where
-            there is no epsilon; "mechanism", "assumptions", "asked" and "dp_epsilon_median_node" where there are any.
+            there is no epsilon; "observer", "mechanism", "assumptions", "asked" and "dp_epsilon_median_node" where
+            there are any.
 
     Guarantees:
         - the epsilon is rounded up.
@@ -180,7 +184,7 @@ def statement_text(statement: Mapping[str, Any]) -> str:
         - an epsilon above 100 says that it protects nothing.
         - a delta of 1 / samples, or more, says what it allows.
         - a median far below the worst node's epsilon is printed beside it.
-        - an epsilon stands with its mechanism, so that it can be quoted by itself.
+        - an epsilon stands with its observer and its mechanism, so that it can be quoted by itself.
 
     Examples:
         >>> proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "zero_out"}
@@ -194,7 +198,7 @@ def statement_text(statement: Mapping[str, Any]) -> str:
         return f"{prefix}no {statement['bound']} ε ({ground}): {statement.get('reason')}"
     remarks = "".join(f", {remark}" for remark in _remarks(statement))
     mechanism = f"; {statement['mechanism']}" if statement.get("mechanism") else ""
-    return f"{prefix}{_epsilon(statement, 4)} {statement['bound']} ({ground}{mechanism}{remarks})"
+    return f"{prefix}{_epsilon(statement, 4)} {statement['bound']}{against(statement)} ({ground}{mechanism}{remarks})"
 
 
 def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -219,7 +223,7 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     for case, statements in privacy.items():
         for stated in statements:
             prefix = _ASKED if stated.get("asked") else ""
-            groups.setdefault(f"{prefix}{stated['bound']} ({_ground(stated)})", {})[case] = stated
+            groups.setdefault(f"{prefix}{stated['bound']}{against(stated)} ({_ground(stated)})", {})[case] = stated
     in_order = sorted(groups.items(), key=lambda group: not group[0].startswith(_ASKED))
     return [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in in_order] + simulation(privacy)
 
@@ -232,6 +236,11 @@ def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """
     texts = (text for stated in privacy.values() for each in stated for text in each.get("assumptions", ()))
     return [_SIMULATION] if any(text == SIMULATED for text in texts) else []
+
+
+def against(statement: Mapping[str, Any]) -> str:
+    """Name the observer of a statement, " against all other nodes" say; empty where it has none."""
+    return f" against {statement['observer']}" if statement.get("observer") else ""
 
 
 def rounded_up(value: float, digits: int) -> str:

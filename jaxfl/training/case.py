@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from jaxfl.channel import Costs, Ledger
 from jaxfl.channel.ledger import COUNTED, check_counts
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task
-from jaxfl.core.check import at_least, one_of, positive
+from jaxfl.core.check import at_least, one_of, open_unit, positive
+from jaxfl.privacy.releases import releases_of
 from jaxfl.training.chunks import COSTS, default_chunk_rounds
 from jaxfl.training.run_directory import slug
 from jaxfl.training.sharding import Placement
@@ -81,7 +83,8 @@ class Case(NamedTuple):
             it: batches and noise depend on it, initial parameters do not. Default: name, settings, numbers and rounds,
             so that lanes of different runs need different names.
         measures: name -> what is measured besides the standard evaluation. An entry "test" replaces that evaluation.
-        privacy: rounds that really ran -> statements of the summary; None for none. Called with the totals of
+        dp_delta: in (0, 1): the learner itself says what it releases, and the summary has its statements at this delta.
+        privacy: in place of these: rounds that really ran -> statements of the summary. Called with the totals of
             `released` by name, too, as in privacy(12, local_iterations=40).
         released: names of `chunks.COSTS` that the statements depend on besides the rounds. A total counts all rounds
             that ran, those after a seed's last line included.
@@ -112,6 +115,7 @@ class Case(NamedTuple):
     settings: Mapping[str, Any] = {}
     identity: Mapping[str, Any] = {}
     measures: Mapping[str, Measure] = {}
+    dp_delta: float | None = None
     privacy: Callable[..., Sequence[Mapping[str, Any]]] | None = None
     released: tuple[str, ...] = ()
     noise_stds: tuple[float, ...] = ()
@@ -138,6 +142,24 @@ class Case(NamedTuple):
         """Most rounds in one compiled call."""
         chunk = default_chunk_rounds(min(self.evaluate_every, self.num_rounds))
         return chunk if self.chunk_rounds is None else self.chunk_rounds
+
+
+def with_statements(case: Case, sizes: Sequence[Sequence[int]]) -> Case:
+    """The case with what its learner states; `sizes` are the samples of each node, seed by seed.
+
+    Raises:
+        ArgumentError: a learner that does not say what it releases.
+    """
+    if case.dp_delta is None or case.privacy is not None:
+        return case
+    releases = releases_of(case.algorithm({name: np.float32(value) for name, value in case.numbers.items()}), sizes)
+    account = partial(releases.account, releases.each, dp_delta=case.dp_delta)
+    account()  # refuses what it cannot account for, before any work
+
+    def privacy(num_rounds, **totals):
+        return [statement._asdict() for statement in account(**totals).statements(num_rounds)]
+
+    return case._replace(privacy=privacy)
 
 
 def check_cases(cases: Mapping[str, Case]) -> None:
@@ -186,6 +208,11 @@ def _check(name: str, case: Case) -> None:
     if case.num_rounds >= 2**31:  # an int32 counts them
         found, remedy = f"got {case.num_rounds}", "Train in several runs."
         raise ArgumentError("num_rounds", "must be below 2^31", found, remedy)
+    if case.dp_delta is not None:
+        open_unit(dp_delta=case.dp_delta)
+        if case.privacy is not None:
+            remedy = "Leave one out: the learner says what it releases."
+            raise ArgumentError("privacy", "must be None with dp_delta", f"{name} has both", remedy)
     seeds = case.seeds
     if not seeds or len(set(seeds)) != len(seeds):
         raise ArgumentError("seeds", "must be distinct and at least one", f"got {list(seeds)}", "Pass e.g. 0 1 2.")

@@ -17,7 +17,7 @@ from jaxfl.core import ArgumentError, Array
 from jaxfl.core.check import at_least, non_negative
 from jaxfl.core.info import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
-from jaxfl.training.case import Case, check_cases
+from jaxfl.training.case import Case, check_cases, with_statements
 from jaxfl.training.chunks import Diverged
 from jaxfl.training.hooks import Hook
 from jaxfl.training.json_files import jsonable, write_json
@@ -115,6 +115,8 @@ def train(
     check_cases(cases)
     _refuse_alone(cases)
     lanes = lanes_of(cases, key)
+    sizes = {name: [lane.sizes for lane in lanes if lane.name == name] for name in cases}
+    cases = {name: with_statements(case, sizes[name]) for name, case in cases.items()}
     ended: Records = {}
     conclude = partial(_conclude, run, lanes, cases, key)
     alone, stop = len(lanes) == 1 and only is None, Stop() if stop is None else stop

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import rich.table
 
-from jaxfl.privacy.statements import RELATIONS, rounded_up
+from jaxfl.privacy.statements import RELATIONS, against, rounded_up
 from jaxfl.training.case import larger_is_worse
 from jaxfl.training.lanes import Lane
 from jaxfl.training.summary import format_spread, spread
@@ -22,8 +22,8 @@ from jaxfl.training.summary import format_spread, spread
 SITES = "sites.csv"
 _ALONE = "alone"  # a part of the name of the case in which every site learns by itself
 _MOST_ROWS = 20  # of the table; with more sites it shows the worst ones, half as many
-_GROUND = ("dp_epsilon", "dp_delta", "bound", "neighboring_relation")
-_FIXED = 9  # columns before those of metrics
+_GROUND = ("dp_epsilon", "dp_delta", "bound", "neighboring_relation", "observer")
+_NOT_METRICS = ("case", "seed", "site", "samples", *_GROUND, "noise_std")
 
 Rows = list[dict[str, Any]]
 
@@ -90,9 +90,8 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
     if not own_noise and [*map(str, groups)] == [*map(str, range(len(groups)))]:
         return None
     first = next(iter(groups.values()))[0]
-    metrics = [
-        name for name in [*first][_FIXED:] if any(row[name] is not None for own in groups.values() for row in own)
-    ]
+    with_values = {name for own in groups.values() for row in own for name in row if row[name] is not None}
+    metrics = [name for name in first if name in with_values and name not in _NOT_METRICS]
     spreads = {site: {name: spread([row[name] for row in own]) for name in metrics} for site, own in groups.items()}
     order, caption = list(groups), []
     if len(order) > _MOST_ROWS and metrics:
@@ -105,7 +104,7 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
     if first["dp_epsilon"] is not None:
         relation = RELATIONS.get(first["neighboring_relation"], first["neighboring_relation"])
         several = ", largest over seeds" if len(groups[first["site"]]) > 1 else ""
-        caption.append(f"ε: {first['bound']} ({relation}, δ = {first['dp_delta']:g}){several}")
+        caption.append(f"ε: {first['bound']}{against(first)} ({relation}, δ = {first['dp_delta']:g}){several}")
     table = rich.table.Table(title=f"Sites of {case}", caption="\n".join(caption), caption_justify="left")
     table.add_column("site", overflow="fold")
     for name in ("samples", "ε", "noise std", *metrics):

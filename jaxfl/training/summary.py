@@ -30,7 +30,7 @@ _MOST_STATED = 6  # cases with their statements below the table; for more, range
 _TOTALS = {name: f"total_{name}" for name in COSTS}
 _NOT_METRICS = ("case", "seed", "round", *COSTS, *_TOTALS.values())
 RESULTS = "results.csv"
-_EPSILON = ("dp_epsilon", "dp_delta", "neighboring_relation")
+_EPSILON = ("dp_epsilon", "dp_delta", "neighboring_relation", "observer")
 _BOUNDS = ("proven", "published", "reconstructed")
 
 Statements = Callable[..., Sequence[Mapping[str, Any]]]
@@ -173,7 +173,7 @@ def every_node(
             own = list(stated.pop("node_epsilons", ()))
             if own:
                 stated["dp_epsilon_median_node"] = float(np.median(own))
-                grounds = {key: stated[key] for key in ("bound", "neighboring_relation", "dp_delta")}
+                grounds = {key: stated.get(key) for key in ("bound", "neighboring_relation", "dp_delta", "observer")}
                 parts = np.reshape(own, (-1, stated["nodes"])).tolist()
                 called = {} if names[name] is None else {"nodes": names[name]}
                 content.setdefault(name, []).append({**grounds, **called, "node_epsilons": parts})

@@ -99,7 +99,7 @@ def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
     assert command.main(words("dp-fedavg", noise_multiplier=2, clip_norm=0.5)) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "noise of 2 times the clip norm: standard deviation 1 on the server's sum of updates" in text
-    assert "proven (zero out one client, δ = 1e-05; " in text
+    assert "proven against all other clients, but not the server (zero out one client, δ = 1e-05; " in text
     assert "every client's whole update is clipped to the L2 norm 0.5" in text
 
 

@@ -156,7 +156,8 @@ def test_the_remarks_are_found_in_what_the_accountant_states():
     paper = Release("saga", "uniform", 1, 3125, clip_norm=10.0, noise_std=0.2259, assumed=True)
     published, *others = [one._asdict() for one in account(PRIVSGP_VR, [paper], dp_delta=1e-5).statements(3120)]
     text = statement_text(json.loads(json.dumps(published)))
-    assert text.startswith("ε = 3 published (replace one sample, δ = 1e-05") or text.startswith("ε = 3.00")
+    assert " published against all other nodes (replace one sample, δ = 1e-05" in text
+    assert text.startswith("ε = 3 ") or text.startswith("ε = 3.00")
     release = TrackingRelease(clip_norm=1.0, gradient_at="state")
     schedule = exponential_schedule(4, state_noise_base=0.9, tracker_noise_base=0.9)
     of_tracking = perturbed_state_account(schedule, release, num_nodes=2).statements(4)[0]
@@ -183,3 +184,10 @@ def test_noise_without_a_clip_norm_says_that_it_protects_nothing():
     assert all(
         "not clipped" in statement_text(one) and "noise protects nothing" in statement_text(one) for one in proven
     )
+
+
+def test_an_epsilon_names_its_observer_and_no_picture_puts_two_observers_on_one_line():
+    near, far = ({**PROVEN, "observer": observer} for observer in ("all other nodes", "an outside observer"))
+    assert statement_text(far) == "ε = 2.5 proven against an outside observer (zero out one sample, δ = 1e-05)"
+    lines = caption({"A": [near], "B": [far]})
+    assert [line.split(" (")[0] for line in lines] == [f"proven against {one['observer']}" for one in (near, far)]

@@ -58,7 +58,8 @@ WITHOUT_NOISE = (
 )
 CLIENT_RELATIONS = {"published": ("add_or_remove_one",), "proven": ("zero_out", "replace_one")}
 _SETTING = (
-    "it holds against whoever sees all models and estimates that a client sends, and no losses or metrics",
+    "the server and the other clients see all models and estimates that a client sends, and know data, batches and"
+    " noise of each other; nobody sees losses or metrics",
     "each sample joins a batch independently with probability q_i = B / |D_i|, and which do stays secret",
     "a sample is held by one client, and where samples are placed (by label, say) does not depend on the changed one",
     "the client's number of samples |D_i|, batch sizes and weights in the average are public and fixed",
@@ -268,6 +269,7 @@ def _words(clients: Sequence[Spent], spent: Spent, bound: str, relation: str, _e
         each += " at the worst client; others have noise of their own"
     return {
         "gradients": clipped if all(one.release.clip_norm is not None for one in clients) else None,
+        "observer": "the server and all other clients",
         "setting": _SETTING,
         "notes": _notes(clients, spent, bound, relation),
         "mechanism": f"{spent.num_iterations} local iterations, {each}",

@@ -29,8 +29,8 @@ from jaxfl.privacy.statements import drawn
 
 RELATION = "zero_out_client"
 _SETTING = (
-    "it holds against whoever sees the sums with their noise, and no single update, loss or metric: the server that"
-    " adds the noise is trusted",
+    "the other clients see the sums with their noise, and no single update, loss or metric: the server that adds the"
+    " noise is trusted",
     "each client takes part in a round independently with the same probability, and who does stays secret",
     "what the sum is divided by is a public constant, and no weight depends on a client's data",
 )
@@ -145,7 +145,8 @@ def _words(_all: Sequence[Spent], spent: Spent, _bound: str, _relation: str, _ep
     release = spent.release
     each = drawn("clients", release.sampler, release.participation_rate, release.noise_multiplier)
     mechanism = f"{spent.num_rounds} rounds, {each}"
-    return {"gradients": clipped, "setting": _SETTING, "node_epsilons": (), "mechanism": mechanism}
+    words = {"gradients": clipped, "setting": _SETTING, "observer": "all other clients, but not the server"}
+    return {**words, "node_epsilons": (), "mechanism": mechanism}
 
 
 _CLIENTS = Family(_spent, _reason, _cost, _words, lambda spent: 1, _search)

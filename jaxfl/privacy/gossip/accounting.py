@@ -26,7 +26,7 @@ from jaxfl.privacy.statements import ASSUMED, drawn, is_unbounded
 
 _ROUNDED_SUM = "A table entry of several samples is rounded to bfloat16 as a sum, which may exceed its bound."
 _SETTING = (
-    "it holds against whoever sees all messages of a node, and no losses or metrics",
+    "the other nodes see all messages, and know data, batches and noise of each other; nobody sees losses or metrics",
     "a sample is held by one node, and where samples are placed (by label, say) does not depend on the changed one",
     "the node's number of entries J, the batch b and q = b / J are public and fixed",
 )
@@ -150,6 +150,7 @@ def _words(nodes: Sequence[Spent], spent: Spent, bound: str, _relation: str, cos
         "gradients": None if is_unbounded(spent.release, bound) else _bound_on_gradients(spent.release),
         "setting": _SETTING,
         "noise": grid.assumption(spent.release.grid),
+        "observer": "all other nodes",
         "mechanism": _mechanism(spent) + " at the worst node; others have noise of their own" * differ,
         "notes": (*_secrets(spent.release), *_notes(spent, bound, float(cost.dp_epsilon))),
     }

@@ -36,7 +36,8 @@ _AT_STATE = (
     " carries no noise."
 )
 _SETTING = (
-    "it holds against whoever sees all that an agent broadcasts, and no losses or metrics",
+    "the other agents see all that an agent broadcasts, and know data, batches and noise of each other; nobody sees"
+    " losses or metrics",
     "all other samples, and the point that all agents start from, are the same in both runs",
     "a sample is held by one agent, and where samples are placed does not depend on the changed one",
     "an agent's number of samples and m are public and fixed; batches do not depend on data",
@@ -185,6 +186,7 @@ def _words(_runs: Sequence[Run], run: Run, bound: str, _relation: str, found: Bo
     notes += (_MECHANISM,) if bound == "reconstructed" else ()
     return {
         "gradients": None if is_unbounded(run.release, bound) else _bound_on_gradients(run.release),
+        "observer": "all other agents",
         "setting": _SETTING,
         "notes": notes + (run.notes if found.notes is None else found.notes),
         "mechanism": _mechanism(run),

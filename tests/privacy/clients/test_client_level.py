@@ -46,8 +46,11 @@ def test_the_statement_has_relation_bound_and_what_it_rests_on():
     assert stated.neighboring_relation == "zero_out_client"
     assert "every client's whole update is clipped to the L2 norm 2" in stated.assumptions
     text = statement_text(stated._asdict())
-    assert "proven (zero out one client, δ = 1e-05; 300 rounds, noise multiplier 1.2, clients drawn at rate 0.1" in text
-    assert caption({"A": [stated._asdict()]})[0].startswith("proven (zero out one client, δ = 1e-05): A: ε = ")
+    observer = f"against {stated.observer}"
+    assert observer == "against all other clients, but not the server"
+    ground = f"proven {observer} (zero out one client, δ = 1e-05"
+    assert f"{ground}; 300 rounds, noise multiplier 1.2, clients drawn at rate 0.1" in text
+    assert caption({"A": [stated._asdict()]})[0].startswith(f"{ground}): A: ε = ")
 
 
 @pytest.mark.parametrize(

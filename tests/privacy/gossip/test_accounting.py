@@ -285,7 +285,7 @@ def test_what_nobody_published_is_not_called_so():
     for accountant in (DP2_SGD, A_DP2_SGD):
         actual = account(accountant, [release("mini_batch")] * 4, dp_delta=DELTA).statements(10)
         assert [one.bound for one in actual] == ["reconstructed", "proven", "proven"]
-        assert " reconstructed (" in statement_text(actual[0]._asdict())
+        assert " reconstructed against all other nodes (" in statement_text(actual[0]._asdict())
     assert "at the expected number of wake-ups" in statement_text(actual[0]._asdict())
     assert account(PRIVSGP_VR, [release("saga")], dp_delta=DELTA).statements(10)[0].bound == "published"
 

@@ -97,7 +97,7 @@ def d_psgd(
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
         noise: added to every node's gradient in every round; None adds nothing. `shared_gaussian` needs a step size,
-            and symmetric matrices and losses over links that lose: else the sum over nodes changes, and nothing cancels.
+            and symmetric matrices and losses over links that lose: else the sum over nodes changes and nothing cancels.
         links: `jaxfl.links(...)`, over which messages travel; None loses and rounds nothing.
         optimizer: any optax optimizer, in place of a step size. Each node runs its own: the update for the noisy
             gradient, given x_i^k, is added to the mixture. The optimizer's state stays at the node. It is computed from

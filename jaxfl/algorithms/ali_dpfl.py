@@ -367,7 +367,9 @@ def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
         found = "got clients without either" if not clients.is_private else "got clients with num_steps"
         raise ArgumentError("clients", "must clip or add noise, and leave the number of steps open", found, remedy)
     if clients.noise is not None:
-        require_own_noise("the rule for the next number of steps counts noise of one's own", clients=clients.noise.distribution)
+        require_own_noise(
+            "the rule for the next number of steps counts noise of one's own", clients=clients.noise.distribution
+        )
     noisy = check.is_traced(clients.noise_std) or bool(np.any(np.asarray(clients.noise_std)))
     if noisy and clients.sampler != "poisson":
         requirement, found = "must draw Poisson batches where they add noise", f"got sampler {clients.sampler!r}"

@@ -230,7 +230,7 @@ def local_steps(
         if not by_count:
             check_counts(scheme, data.sizes, data.names)
         check.per_node(data.num_nodes, noise=own_scales)
-        check_types(task, data, mechanism)
+        check_types(task, data, own_part(mechanism))
 
     def draw(key, round_index, active, data, task, override=None, *, stream=0):
         key = stream_key(key, stream)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.algorithms.clients.steps import NoiseKeys
-from jaxfl.core import ArgumentError, Array, Key, Purpose, check, leaf_key, node_keys, purpose_key
+from jaxfl.core import ArgumentError, Array, Key, Purpose, leaf_key, node_keys, purpose_key
 from jaxfl.privacy.mechanisms import NoiseMechanism, gaussian
 
 # States of optimizers whose updates are linear in the gradients. `optax.clip` has one of them and is not.

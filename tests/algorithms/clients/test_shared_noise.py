@@ -15,7 +15,8 @@ from jaxfl.privacy.shared import effective_noise, key_graph
 
 CLIENTS, ACTIVE, STEPS, RATIO, NOISE, WIDTH, RATE = 7, 5, 3, 2.0, 0.5, 4_000, 0.1
 KEY = jax.random.key(3)
-DATA = jaxfl.federate(np.ones((8 * CLIENTS, 1), "float32"), np.zeros(8 * CLIENTS, "float32"), np.arange(56).reshape(7, 8))
+INPUTS, PARTS = np.ones((8 * CLIENTS, 1), "float32"), np.arange(8 * CLIENTS).reshape(CLIENTS, 8)
+DATA = jaxfl.federate(INPUTS, np.zeros(len(INPUTS), "float32"), PARTS)
 # No gradient anywhere: what moves is noise.
 TASK = jaxfl.from_functions(lambda key: jnp.zeros(WIDTH), lambda w, x, y: 0.0 * (x @ w[:1]))
 

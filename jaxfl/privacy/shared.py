@@ -31,6 +31,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import numbers
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -113,25 +114,26 @@ class Secrets(NamedTuple):
 
     @property
     def observer(self) -> str:
-        """The observer against whom a node's effective noise holds, in words."""
-        sees = "sees all messages"
-        if not self.colluding:
-            return f"{sees} from outside and holds no secret of the {self.num_nodes} nodes"
-        one = self.colluding == 1
-        whose = f"{self.colluding} of {self.num_nodes} nodes share{'s its' if one else ' their'} secrets with it"
-        alone = "; no two other nodes are left, so that noise of one's own counts only" * (
-            self.colluding >= self.num_nodes - 1
-        )
-        return f"{sees}; {whose}{alone}"
+        """From whom a node's effective noise protects, in words.
+
+        Examples:
+            >>> [Secrets("ring", 16, colluding, "exact").observer for colluding in (0, 1, 2, 15)]
+            ['an outside observer', 'any one other node', 'any 2 other nodes together', 'all other nodes']
+        """
+        if self.colluding >= self.num_nodes - 1:
+            return "all other nodes"
+        few = ("an outside observer", "any one other node")
+        return few[self.colluding] if self.colluding < 2 else f"any {self.colluding} other nodes together"
 
     @property
-    def assumption(self) -> str:
-        """What a statement on shared noise rests on besides."""
-        how = {"exact": "the exact least over all such sets", "bound": "a lower bound by currents"}[self.method]
+    def setting(self) -> str:
+        """What this observer sees and knows, and how the noise is computed."""
+        how = {"exact": "the exact least", "bound": "a lower bound by currents"}[self.method]
         return (
-            f"pairs of nodes share secret seeds ({self.key_graph} key graph), agreed over authenticated channels; who"
-            f" shares its secrets with the observer does not depend on what was seen; the noise is the effective one,"
-            f" {how}; a record is held by one node"
+            f"{self.observer} may see all messages, but no losses or metrics, and know data, batches, noise and seeds"
+            f" of {self.colluding} of {self.num_nodes} nodes, chosen before anything was seen; pairs of the others"
+            f" share seeds that it does not know ({self.key_graph} key graph); the noise is the effective one against it,"
+            f" {how} over all such nodes"
         )
 
 
@@ -182,7 +184,7 @@ def key_graph(which: str | Graph | KeyGraph, num_nodes: int) -> KeyGraph:
             raise ArgumentError("key_graph", f"must be over {num_nodes} nodes", found, "Make it for the network.")
         if isinstance(which, KeyGraph):
             return which
-        joined = sum(abs(matrix) for matrix in which.rounds).toarray() > 0
+        joined = (which.mixing_matrices > 0).any(axis=0)
         return KeyGraph(which.name, np.where(np.eye(num_nodes, dtype=bool), 0.0, joined | joined.T))
     one_of(KEY_GRAPHS, key_graph=which)
     powers = [2**power for power in range(num_nodes.bit_length()) if 2**power < num_nodes]
@@ -197,7 +199,7 @@ def key_graph(which: str | Graph | KeyGraph, num_nodes: int) -> KeyGraph:
 def check_ratio(**ratios: Any) -> None:
     """Each value is a static ratio of shared to own noise, 0 ... 1,000."""
     for name, ratio in ratios.items():
-        if is_traced(ratio) or not (np.ndim(ratio) == 0 and 0 <= float(ratio) <= MOST_RATIO):
+        if is_traced(ratio) or not (isinstance(ratio, numbers.Real) and 0 <= ratio <= MOST_RATIO):
             found = "got a traced value" if is_traced(ratio) else f"got {ratio!r}"
             remedy = "Pass the ratio that best_ratio finds."
             raise ArgumentError(name, f"must be a number from 0 to {MOST_RATIO:g}, not traced", found, remedy)
@@ -422,6 +424,9 @@ def _best(keys: KeyGraph, of: Variance, colluding: int, even: bool) -> Choice:
         least = effective_noise(keys, ratio=ratios, colluding=colluding).noise.min(axis=1)
         return (1 + np.square(ratios) * of.shared / of.nodes) / np.square(least)
 
+    def best_of(values: np.ndarray) -> int:
+        return int(np.flatnonzero(values <= 1 + 1e-9)[-1] if even and len(values) > 1 else np.argmin(values))
+
     honest, ratios = keys.num_nodes - colluding, np.array([0.0, *np.geomspace(0.01, 10.0, 100)])
     if of.shared < 1e-9 * of.nodes:
         ratios = np.array([_FREE_RATIO])
@@ -430,12 +435,12 @@ def _best(keys: KeyGraph, of: Variance, colluding: int, even: bool) -> Choice:
         square = (math.sqrt(max(0.0, (honest - 1) * (gain - 1))) - 1) / honest
         square = (honest - 1) * of.nodes / of.shared - 1 if even else square
         ratios = np.array([min(math.sqrt(max(0.0, square)), MOST_RATIO)])
-    for _ in range(2 if len(ratios) > 1 else 1):
-        values = variance(ratios)
-        place = int(np.flatnonzero(values <= 1 + 1e-9)[-1] if even and len(ratios) > 1 else np.argmin(values))
-        best = Choice(keys, float(ratios[place]), float(values[place]))
+    if len(ratios) > 1:
+        place = best_of(variance(ratios))
         ratios = np.linspace(ratios[max(place - 1, 0)], ratios[min(place + 1, len(ratios) - 1)], 100)
-    return best
+    values = variance(ratios)
+    place = best_of(values)
+    return Choice(keys, float(ratios[place]), float(values[place]))
 
 
 _key_graph = key_graph  # which an argument hides

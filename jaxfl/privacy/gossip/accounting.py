@@ -144,15 +144,15 @@ def _cost(spent: Spent, bound: str, relation: str) -> Bound:
 
 def _words(nodes: Sequence[Spent], spent: Spent, bound: str, _relation: str, cost: Bound) -> dict[str, Any]:
     """Arguments of `statement`."""
-    differ = len({one.release.noise_std for one in nodes}) > 1
+    differ, secrets = len({one.release.noise_std for one in nodes}) > 1, spent.release.secrets
     return {
         "bound": spent.accountant.bound_name(bound),
         "gradients": None if is_unbounded(spent.release, bound) else _bound_on_gradients(spent.release),
-        "setting": _SETTING,
+        "setting": _SETTING if secrets is None else (secrets.setting, *_SETTING[1:]),
         "noise": grid.assumption(spent.release.grid),
-        "observer": "all other nodes",
+        "observer": "all other nodes" if secrets is None else secrets.observer,
         "mechanism": _mechanism(spent) + " at the worst node; others have noise of their own" * differ,
-        "notes": (*_secrets(spent.release), *_notes(spent, bound, float(cost.dp_epsilon))),
+        "notes": _notes(spent, bound, float(cost.dp_epsilon)),
     }
 
 
@@ -162,12 +162,6 @@ def _mechanism(spent: Spent) -> str:
     multiplier = math.nan if release.clip_norm is None else release.noise_std * release.batch_size / release.clip_norm
     effective = "" if release.secrets is None else "effective "
     return f"{spent.num_rounds} rounds, {effective}{drawn('samples', release.sampler, rate, multiplier)}"
-
-
-def _secrets(release: Release) -> tuple[str, ...]:
-    """What shared noise rests on, the observer first."""
-    secrets = release.secrets
-    return () if secrets is None else (f"the observer {secrets.observer}", secrets.assumption)
 
 
 def _bound_on_gradients(release: Release) -> str:

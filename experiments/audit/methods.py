@@ -1,7 +1,8 @@
 """Claim, run and observation of each method: one row of METHODS per method.
 
-Gossip: an observer of all messages learns every node's noisy gradient of every round. From the states of A(DP)2SGD it
-learns the network's sum only.
+Gossip: an observer of all messages learns every node's noisy gradient of every round. Where pairs of nodes share noise
+the observer weighs the gradients of all nodes, so that only each node's effective noise is left. From the states of
+A(DP)2SGD it learns the network's sum only.
 
 ALI-DPFL: clients send their models after tau local iterations, and the states hold the aggregate only. Seen through
 the aggregate, a client's gradients would have the noise of all clients over them, as those of A(DP)2SGD have. So the
@@ -20,6 +21,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import optax
 
 import jaxfl
@@ -36,6 +38,7 @@ from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
 from jaxfl.privacy.audit import Canaries, with_canaries
 from jaxfl.privacy.client_audit import with_client_canaries
+from jaxfl.privacy.shared_noise import covariance
 
 from .options import Configuration, Numbers
 
@@ -55,6 +58,7 @@ class Learner(NamedTuple):
     released: Callable[[Any, Any], PyTree]  # (state before, after a round) -> what an observer learns, (n, *leaf)
     num_rounds: int
     num_releases: Callable[[Any, Any], Array] | None = None  # number of releases that `released` adds up; None: one
+    covariance: np.ndarray | None = None  # over nodes, of noise that pairs share
 
 
 class Method(NamedTuple):
@@ -92,6 +96,8 @@ def _among_samples(
 ) -> WithCanaries:
     """Canaries that are samples: each has a coordinate of its own, at its node or in the whole network."""
     strength = config.data.canary_strength * config.learning.clip_norm
+    # An outside observer of shared noise adds up what nodes release.
+    shared_coordinates = shared_coordinates and not config.learning.shared_ratio
     options = {"strength": strength, "seed": config.run.seed, "shared_coordinates": shared_coordinates}
     return with_canaries(task, data, config.data.canaries, **options)
 
@@ -121,9 +127,10 @@ def _gossip(
         graph, step_size = topology(config.data.nodes), config.learning.step_size
         sampler = gradients.poisson(numbers.batch_size, num_draws=config.data.nodes * numbers.rounds)
         gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=numbers.clip_norm, **table)
-        noise = privacy.gaussian(noise_std)
+        noise = config.learning.noise(config.data.nodes, noise_std)
         algorithm = constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
-        return Learner(algorithm, functools.partial(released, graph, step_size), numbers.rounds)
+        seen = functools.partial(released, graph, step_size)
+        return Learner(algorithm, seen, numbers.rounds, covariance=covariance(noise) if noise_std else None)
 
     add_canaries = functools.partial(_among_samples, shared_coordinates=not releases_total)
     return Method(learner, add_canaries, releases_total, stored=bool(table))

@@ -209,6 +209,7 @@ def canary_scores(
     key: Array,
     num_rounds: int,
     num_releases: Callable[[Any, Any], Array] | None = None,
+    covariance: np.ndarray | None = None,
 ) -> Scores:
     """Collect the values released in each canary's coordinate. The function is pure, to be jitted.
 
@@ -223,7 +224,9 @@ def canary_scores(
         num_rounds: K, static.
         num_releases: (state before, state after a round) -> how many releases, of independent noise, `released` adds up
             in that round, (), int32; by default 1.
+        covariance: as for `audit`. Each canary has a coordinate of its own then.
     """
+    seen_by_observer, whitened = views(covariance)
     where, count = (canaries.nodes, canaries.coordinates), len(canaries.included)
     everyone = data._replace(inputs=data.inputs.at[-count:, -1].set(1))  # canaries are the last samples of the pool
 
@@ -232,9 +235,30 @@ def canary_scores(
         seen, plain = released(before, after), released(before, silent.round(key, before, everyone)[0])
         number = jnp.int32(1) if num_releases is None else num_releases(before, after)
         noise = {k: jax.tree.map(jnp.subtract, leaf, plain[k]) for k, leaf in seen.items() if k != "canary"}
-        return after, Scores(seen["canary"][where], number, plain["canary"][where], noise)
+        releases, added = (seen_by_observer(one["canary"])[where] for one in (seen, plain))
+        return after, Scores(releases, number, added, jax.tree.map(whitened, noise))
 
     return jax.lax.scan(one_round, algorithm.init(key, data), None, length=num_rounds)[1]
+
+
+def views(covariance: np.ndarray | None) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """Make two functions of what nodes release, (n, *leaf), where pairs of nodes share noise.
+
+    The first gives what an outside observer finds of each node u beside its effective noise: with P the inverse of the
+    covariance, (P y)_u / P_uu. The second makes noise independent, of the variance 1 / P_uu, which is that of node 0.
+    Both are the identity without a covariance.
+    """
+    if covariance is None:
+        return (lambda leaf: leaf), (lambda leaf: leaf)
+    values, vectors = np.linalg.eigh(covariance)
+    precision = (vectors / values) @ vectors.T
+    roots = (vectors / np.sqrt(values)) @ vectors.T / np.sqrt(precision[0, 0])
+
+    def times(matrix):
+        matrix = jnp.asarray(matrix, jnp.float32)
+        return lambda leaf: jnp.tensordot(matrix, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+    return times(precision / np.diag(precision)[:, None]), times(roots)
 
 
 def epsilon_lower_bound(
@@ -293,6 +317,7 @@ def audit(
     num_releases: Callable[[Any, Any], Array] | None = None,
     releases_total: bool = False,
     in_sequence: bool = False,
+    covariance: np.ndarray | None = None,
 ) -> AuditResult:
     """Run the algorithm, attack every canary, bound epsilon from below, and check the mechanism.
 
@@ -307,6 +332,9 @@ def audit(
         releases_total: all rows of what is released are one release.
         in_sequence: later releases of a message depend on the noise of earlier ones. The model's noise is then looked
             at in the first message only, which should hold one release.
+        covariance: (n, n), over nodes, of the noise on one coordinate that pairs of nodes share, all nodes having the
+            same effective noise against an outside observer. The audit looks at what this observer finds of each node,
+            which is less hidden than the node's own release. None: noise is a node's own.
 
     Raises:
         ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
@@ -318,7 +346,7 @@ def audit(
     @jax.jit
     def run(key, data):
         data = data._replace(sizes=sizes)
-        return canary_scores(algorithm, silent, released, data, canaries, key, num_rounds, num_releases)
+        return canary_scores(algorithm, silent, released, data, canaries, key, num_rounds, num_releases, covariance)
 
     scores = jax.tree.map(np.asarray, run(key, data))
     releases = np.asarray(scores.releases, np.float64)

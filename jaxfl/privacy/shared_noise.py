@@ -92,6 +92,21 @@ def shared_gaussian(
     return NoiseMechanism("shared_gaussian", noise_std, draw, secrets=secrets, parts=units)
 
 
+def covariance(noise: NoiseMechanism) -> np.ndarray | None:
+    """Covariance over nodes of shared noise on one coordinate, (n, n); None for noise of a node's own.
+
+    Examples:
+        >>> from jaxfl.privacy.shared import key_graph
+        >>> noise = shared_gaussian(1.0, key_graph=key_graph("complete", 3), ratio=1.0, colluding=0)
+        >>> covariance(noise).round(2).tolist()  # own noise of variance 1/2, which is all of the sum's
+        [[1.5, -0.5, -0.5], [-0.5, 1.5, -0.5], [-0.5, -0.5, 1.5]]
+    """
+    if noise.parts is None:
+        return None
+    own, squares = noise.parts[0], np.square(noise.parts[1])
+    return float(noise.noise_scale) ** 2 * (np.diag(np.square(own) + squares.sum(axis=1)) - squares)
+
+
 def _normal(key: Array, params: PyTree, purpose: Purpose, index: int | Array = 0) -> PyTree:
     """Standard normal numbers like `params`. The round's key is folded only: never sampled from, nor by a node."""
     return standard_noise(

@@ -137,12 +137,13 @@ def of_local_steps(clients: LocalSteps, sizes: Sequence[int]) -> list[ClientRele
     """List what one private step of each client releases, `sizes` samples each."""
     known(clip_norm=clients.clip_norm, noise=clients.noise_std)
     if clients.noise is not None:
-        check.one_of(("gaussian",), noise=clients.noise.distribution)
+        check.one_of(("gaussian", "shared_gaussian"), noise=clients.noise.distribution)
     norm = None if clients.clip_norm is None else float(clients.clip_norm)
     scales = per_node(len(sizes), sizes, clients.noise_std)
+    secrets = None if clients.noise is None else clients.noise.secrets
     multipliers = [0.0 if norm is None else std * clients.batch_size / norm for std in scales]
     return [
-        ClientRelease(clients.sampler, count, clients.batch_size, norm, multiplier)
+        ClientRelease(clients.sampler, count, clients.batch_size, norm, multiplier, secrets=secrets)
         for count, multiplier in zip(sizes, multipliers, strict=True)
     ]
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.core import ArgumentError, Array, PyTree, Task, check, node_keys, one_kernel
 from jaxfl.core.tasks import check_sample_losses
@@ -37,6 +38,7 @@ class NoiseMechanism(NamedTuple):
         rescaled: noise_scale -> the same mechanism with that scale; None where it cannot be rescaled.
         grid_bits: of noise on a grid: the step is noise_scale 2^-grid_bits; None where there is no grid.
         secrets: of noise that pairs of nodes share, `noise_scale` being the effective one; None for noise of one's own.
+        parts: of that noise, with one scale: own (n,) and shared (n, n) standard deviations in units of `noise_scale`.
     """
 
     distribution: str
@@ -46,6 +48,7 @@ class NoiseMechanism(NamedTuple):
     rescaled: Callable[[Array], NoiseMechanism] | None = None
     grid_bits: int | None = None
     secrets: Secrets | None = None
+    parts: tuple[np.ndarray, np.ndarray] | None = None
 
 
 NO_NOISE = NoiseMechanism("none", 0.0, draw=lambda key, params: None)

@@ -88,7 +88,8 @@ def shared_gaussian(
         return drawn if np.ndim(noise_std) else scale(jnp.asarray(noise_std, jnp.float32), drawn)
 
     secrets = Secrets(key_graph.name, n, colluding, worth.method)
-    return NoiseMechanism("shared_gaussian", noise_std, draw, secrets=secrets)
+    units = None if np.ndim(noise_std) else (own, shared)
+    return NoiseMechanism("shared_gaussian", noise_std, draw, secrets=secrets, parts=units)
 
 
 def _normal(key: Array, params: PyTree, purpose: Purpose, index: int | Array = 0) -> PyTree:

@@ -356,11 +356,17 @@ def test_a_simulation_is_marked(both):
 
 def test_the_epsilon_of_every_node_is_in_a_file_and_their_median_in_the_summary(tmp_path):
     """Two nodes in each of two partitions of the data have epsilons of their own."""
-    own = {**STATEMENT, "dp_epsilon": 4.0, "nodes": 2, "node_epsilons": (1.0, 2.0, 3.0, 4.0)}
+    own = {
+        **STATEMENT,
+        "observer": "all other nodes",
+        "dp_epsilon": 4.0,
+        "nodes": 2,
+        "node_epsilons": (1.0, 2.0, 3.0, 4.0),
+    }
     none = {**STATEMENT, "bound": "published", "dp_epsilon": None, "nodes": 2, "node_epsilons": ()}
     run = trained(tmp_path / "run", {"A": case(0.1, privacy=lambda rounds: [none, own])})[0]
     content = json.loads((run.path / "privacy.json").read_text())
-    grounds = {"bound": "proven", "neighboring_relation": "zero_out", "dp_delta": 1e-5}
+    grounds = {"bound": "proven", "neighboring_relation": "zero_out", "dp_delta": 1e-5, "observer": "all other nodes"}
     assert content == {"A": [{**grounds, "node_epsilons": [[1.0, 2.0], [3.0, 4.0]]}]}
     published, proven = run.read_summary()["cases"]["A"]["privacy"]
     assert (proven["dp_epsilon"], proven["dp_epsilon_median_node"]) == (4.0, 2.5)

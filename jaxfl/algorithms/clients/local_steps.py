@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxfl.algorithms.clients.shared_noise import check_shared, noise_keys, own_part
 from jaxfl.algorithms.clients.step_types import check_types
 from jaxfl.algorithms.clients.steps import (
     GradientOf,
@@ -59,7 +60,6 @@ from jaxfl.privacy.mechanisms import (
     NoiseMechanism,
     released,
     require_float_noise,
-    require_own_noise,
     require_rescaled,
 )
 
@@ -149,7 +149,10 @@ def local_steps(
         clip_norm: bound on the L2 norm of each sample's gradient; the mean is then the sum over b, and no client may
             hold fewer samples than b. May be traced.
         noise: added to each step's mean gradient, with one scale, () or one for each client, (n,), which may be traced:
-            `jaxfl.gaussian(sigma C / b)` is DP-SGD with noise multiplier sigma.
+            `jaxfl.gaussian(sigma C / b)` is DP-SGD with noise multiplier sigma. `jaxfl.shared_gaussian` is shared by
+            pairs of the round's active clients, its key graph being over their places among these. It cancels in the
+            server's sum, and any number of steps is covered, even against a server that sees every update. It takes
+            uniform weighting and an optimizer that is linear in the gradients (SGD, momentum).
         num_steps: the steps that run, at most `max_steps`: a number, a traced scalar or a function of the round index.
             Default: all. A new value of a traced number needs no new compilation.
         differentiable: loop form. True: `max_steps` steps under a mask, so that a round has a reverse
@@ -190,10 +193,10 @@ def local_steps(
     missing = "how far one sample moves the sums of gradients that all local steps round to a grid"
     mechanism = noise or NO_NOISE
     require_float_noise(missing, noise=mechanism.distribution)
-    require_own_noise("clients draw the noise of each local step by themselves", noise=mechanism.distribution)
     require_rescaled(mechanism)
     own_scales = mechanism.noise_scale if jnp.ndim(mechanism.noise_scale) else None
     state_types = check_optimizer("optimizer", optimizer, by_round=True)
+    check_shared(mechanism, weighting, state_types)
     if "MultiStepsState" in state_types:
         requirement, remedy = "must keep no gradients for later: it starts anew in each round", "Raise batch_size."
         raise ArgumentError("optimizer", requirement, "got optax.MultiSteps", remedy)
@@ -227,7 +230,7 @@ def local_steps(
         if not by_count:
             check_counts(scheme, data.sizes, data.names)
         check.per_node(data.num_nodes, noise=own_scales)
-        check_types(task, data, mechanism)
+        check_types(task, data, own_part(mechanism))
 
     def draw(key, round_index, active, data, task, override=None, *, stream=0):
         key = stream_key(key, stream)
@@ -265,7 +268,7 @@ def local_steps(
             batch_indices=indices,
             batch_overflow=overflow.sum(axis=1, dtype=jnp.int32),
             dropout_keys=None if task.train_loss is None else step_keys(Purpose.DROPOUT),
-            noise=None if noise is None else NoiseKeys(step_keys(Purpose.NOISE)),
+            noise=None if noise is None else noise_keys(mechanism, key, round_index, step_keys(Purpose.NOISE)),
         )
 
     def mean(losses, mask):
@@ -298,7 +301,7 @@ def local_steps(
 
         def private(params, model_state, step):
             gradient, info = over_used_slots(partial(sums, params), step) if skips else sums(params, step)
-            noise_draw = None if step.noise is None else step.noise.draw(noise, gradient)  # pyright: ignore
+            noise_draw = None if step.noise is None else step.noise.draw(own_part(mechanism), gradient)  # pyright: ignore
             return StepGradient(released(mechanism, gradient, noise_draw), model_state, info)
 
         return private

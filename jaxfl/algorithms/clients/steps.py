@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxfl.core import Array, FederatedData, Info, PyTree, Task
 from jaxfl.core.devices import varying_like
 from jaxfl.core.tasks import of_samples
-from jaxfl.core.tree import add_exactly, number_type
+from jaxfl.core.tree import add_exactly, number_type, scale
 from jaxfl.gradients.microbatches import BLOCK
-from jaxfl.privacy.mechanisms import NoiseMechanism
+from jaxfl.privacy.mechanisms import NoiseMechanism, add, gaussian
 
 
 class NoiseKeys(NamedTuple):
@@ -21,14 +21,24 @@ class NoiseKeys(NamedTuple):
 
     keys: Array  # typed, (k, tau), one for each step of each active client
     scales: Array | None = None  # (k, tau), float32, in place of the mechanism's, where clients have their own
+    pair_keys: Array | None = None  # typed, (k, tau, p), equal at both clients of a pair, where pairs share noise
+    pair_stds: Array | None = None  # (k, tau, p), float32, of opposite sign at both clients; 0 for no pair
 
     def draw(self, mechanism: NoiseMechanism, like: PyTree) -> PyTree:
         """The noise of one step of one client, of the shapes of `like`; here the fields are that step's, ()."""
         if self.scales is not None:
             assert mechanism.rescaled is not None
             mechanism = mechanism.rescaled(self.scales)
-        nodes = mechanism.draw(self.keys, jax.tree.map(lambda leaf: leaf[None], like))
-        return jax.tree.map(lambda leaf: leaf[0], nodes)
+        nodes = jax.tree.map(lambda leaf: leaf[None], like)
+        drawn = mechanism.draw(self.keys, nodes)
+        if self.pair_keys is not None:
+
+            def plus(total, pair):
+                key, std = pair
+                return add(total, scale(std, gaussian(1.0).draw(key, nodes))), None
+
+            drawn = jax.lax.scan(plus, drawn, (self.pair_keys, self.pair_stds))[0]
+        return jax.tree.map(lambda leaf: leaf[0], drawn)
 
 
 class NoiseValues(NamedTuple):

@@ -50,6 +50,7 @@ from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Account, Bound, Claim, Family
 from jaxfl.privacy.clients.local_iterations import converted_epsilon, renyi_divergences
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
+from jaxfl.privacy.shared import Secrets
 from jaxfl.privacy.statements import drawn, rounded_up
 
 ESTIMATES = ("none", "as_published", "private")
@@ -68,6 +69,9 @@ _SETTING = (
 )
 
 
+_KEYS = "the server sees every update, holds no seed, and the nodes are the active clients of a round"
+
+
 class ClientRelease(NamedTuple):
     """Releases of one client: T local iterations of DP-SGD, and estimates."""
 
@@ -79,6 +83,7 @@ class ClientRelease(NamedTuple):
     estimate_batch_size: int = 0  # m, expected samples of one private estimate; 0: none
     estimate_noise_multiplier: float = 0.0  # z_e, of one private estimate
     estimates: str = "none"  # "none", "as_published" (without noise) or "private"
+    secrets: Secrets | None = None  # of noise that pairs of clients share; None: noise is a client's own
 
 
 class Plan(NamedTuple):
@@ -263,14 +268,14 @@ def _words(clients: Sequence[Spent], spent: Spent, bound: str, relation: str, _e
     """Arguments of `statement`."""
     norms = sorted({one.release.clip_norm for one in clients if one.release.clip_norm is not None})
     clipped = f"every sample's gradient is clipped to the L2 norm {' or '.join(f'{norm:g}' for norm in norms)}"
-    release = spent.release
+    release, secrets = spent.release, spent.release.secrets
     each = drawn("samples", release.sampler, release.batch_size / release.num_samples, release.noise_multiplier)
     if len({other.release.noise_multiplier for other in clients}) > 1:
         each += " at the worst client; others have noise of their own"
     return {
         "gradients": clipped if all(one.release.clip_norm is not None for one in clients) else None,
-        "observer": "the server and all other clients",
-        "setting": _SETTING,
+        "observer": "the server and all other clients" if secrets is None else f"the server and {secrets.observer}",
+        "setting": _SETTING if secrets is None else (secrets.setting, _KEYS, *_SETTING[1:]),
         "notes": _notes(clients, spent, bound, relation),
         "mechanism": f"{spent.num_iterations} local iterations, {each}",
     }

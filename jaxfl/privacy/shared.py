@@ -131,8 +131,8 @@ class Secrets(NamedTuple):
         return (
             f"{self.observer} may see all messages, but no losses or metrics, and know data, batches, noise and seeds"
             f" of {self.colluding} of {self.num_nodes} nodes, chosen before anything was seen; pairs of the others"
-            f" share seeds that it does not know ({self.key_graph} key graph); the noise is the effective one against it,"
-            f" {how} over all such nodes"
+            f" share seeds that it does not know ({self.key_graph} key graph); the noise is the effective one against"
+            f" it, {how} over all such nodes"
         )
 
 

@@ -75,7 +75,7 @@ def variances(graph: Graph, keys: shared.KeyGraph, *, num_mixings: int = 1, memo
     return Variance(*(float(each) for each in np.mean(seen[settled:], axis=0)))
 
 
-class Choice(NamedTuple):
+class SharedKeys(NamedTuple):
     """A key graph, its ratio, and what they bring."""
 
     key_graph: shared.KeyGraph
@@ -92,7 +92,7 @@ def best_ratio(
     memory: float = 10.0,
     least: str = "nodes",
     ratio: float | None = None,
-) -> Choice:
+) -> SharedKeys:
     """Find the key graph and the ratio of shared to own noise at which nodes are least noisy, at one effective noise.
 
     A node's variance is V = (v + ratio^2 v_L) / f(ratio)^2, with `variances`, and f the effective noise at own noise 1.
@@ -129,8 +129,8 @@ def best_ratio(
     return min(found, key=lambda choice: choice.variance)
 
 
-def _best(keys: shared.KeyGraph, of: Variance, colluding: int, even: bool, ratio: float | None) -> Choice:
-    """Choice of the ratio for one key graph."""
+def _best(keys: shared.KeyGraph, of: Variance, colluding: int, even: bool, ratio: float | None) -> SharedKeys:
+    """The best ratio for one key graph."""
 
     def variance(ratios: np.ndarray) -> np.ndarray:
         least = shared.effective_noise(keys, ratio=ratios, colluding=colluding).noise.min(axis=1)
@@ -154,4 +154,4 @@ def _best(keys: shared.KeyGraph, of: Variance, colluding: int, even: bool, ratio
         ratios = np.linspace(ratios[max(place - 1, 0)], ratios[min(place + 1, len(ratios) - 1)], 100)
     values = variance(ratios)
     place = best_of(values)
-    return Choice(keys, float(ratios[place]), float(values[place]))
+    return SharedKeys(keys, float(ratios[place]), float(values[place]))

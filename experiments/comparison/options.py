@@ -13,10 +13,12 @@ from jaxfl.privacy.clients import ClientRelease, account
 
 from .. import ali_dpfl, dp_gradient_tracking, privsgp_vr
 from ..privsgp_vr.options import METHODS as ON_A_GRAPH
+from ..privsgp_vr.trust import Trust
 
 RELATIONS = ("zero_out", "replace_one")
 UPDATES, ADAPTIVE = "DP-FedAvg", "ALI-DPFL"
 SILENT = ("pooled", "without_noise")
+IN_PAIRS = ("PrivSGP-VR", "PrivSGP", "DP2-SGD")  # methods whose nodes may share noise
 
 
 class Method(NamedTuple):
@@ -103,12 +105,18 @@ class Budget:
 class Configuration:
     """One training run of experiments.comparison."""
 
+    COUNTS: ClassVar = (
+        dict.fromkeys(
+            [field.name for field in dataclasses.fields(Trust)], lambda options: options["method"] in IN_PAIRS
+        ),
+    )
     data: Data = Data()
     clients: Clients = Clients(nodes=16)
     topology: Topology = Topology()
     network: Network = Network()
     learning: Learning = Learning()
     budget: Budget = Budget()
+    trust: Trust = Trust()
     costs: Costs = Costs()
     run: Run = Run()
 
@@ -122,6 +130,7 @@ def _gossip(config: Configuration) -> dict[str, Any]:
     directed = learning.method in ("PrivSGP-VR", "PrivSGP", "alone", "pooled", "without_noise")
     return {
         **vars(budget),
+        **(config.trust.counting() if learning.method in IN_PAIRS else {}),
         "noise_std": "calibrated",
         "method": learning.method if learning.method in ON_A_GRAPH else "PrivSGP",
         "graph": topology.graph if directed else topology.undirected,

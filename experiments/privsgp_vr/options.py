@@ -36,6 +36,8 @@ from jaxfl.graphs.files import is_graph_file, read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
 from jaxfl.privacy.grid import check_bits
 
+from .trust import SharedKeys, Trust
+
 INFINITY = float("inf")
 LARGEST_BATCH = 64  # by default; docs/decisions/experiments.md has the measurements
 
@@ -194,7 +196,9 @@ class Budget:
     COUNTS: ClassVar = (
         NOISE.counts,
         where("clip_norm", (None,), "gradient_bound"),
-        dict.fromkeys(("noise", "grid_bits"), lambda options: bool(options["noise_std"] or options["node_noise"])),
+        dict.fromkeys(
+            ("noise", "grid_bits", "trust"), lambda options: bool(options["noise_std"] or options["node_noise"])
+        ),
         dict.fromkeys(
             ("bound", "neighboring_relation"),
             lambda options: bool(options["node_epsilons"]) or options["target_epsilon"] != INFINITY,
@@ -250,6 +254,7 @@ class Configuration:
     network: Network = Network()
     learning: Learning = Learning()
     budget: Budget = Budget()
+    trust: Trust = Trust()
     publication: Publication = Publication()
     costs: Costs = Costs()
     run: Run = Run()
@@ -262,6 +267,12 @@ class Configuration:
         """d of one node."""
         return _num_params(self.network, self.data)
 
+    def shared_keys(self) -> SharedKeys | None:
+        """Pairs of nodes that share noise, and its ratio; None where each node has its own."""
+        if self.trust.trust == "everyone":
+            return None
+        return _shared_keys(self.trust, self.topology, self.clients.nodes)
+
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
         learning, noise, method = self.learning, self.budget.noise_std, METHODS[self.learning.method]
@@ -269,14 +280,22 @@ class Configuration:
             noise = np.asarray(self.budget.node_noise)
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
+        graph = self.topology.build(self.clients.nodes)
+        keys = self.shared_keys()
+        mechanism = choose(NOISE, flat(self)) if keys is None else self.trust.noise(keys)
         return method.algorithm(
             self.task(),
-            graph=self.topology.build(self.clients.nodes),
+            graph=graph,
             gradient=learning.gradient(self.clients.nodes),
-            noise=None if silent and not method.needs_noise else choose(NOISE, flat(self))(noise),
+            noise=None if silent and not method.needs_noise else mechanism(noise),
             step_size=learning.step_size,
             **({"max_delay": learning.max_delay} if learning.method == _DELAYED else {}),
         )
+
+
+@functools.cache
+def _shared_keys(trust: Trust, topology: Topology, nodes: int) -> SharedKeys:
+    return trust.choice(topology.build(nodes))
 
 
 @functools.cache
@@ -303,6 +322,7 @@ def check_config(config: Configuration) -> None:
     if budget.bound == "proven" and budget.neighboring_relation == "as_published":
         remedy = "Pass zero_out or replace_one."
         raise ArgumentError("neighboring_relation", "must name one for the proven bound", "got as_published", remedy)
+    config.trust.check(config.clients.nodes, config.learning.method, budget.noise)
     for name in ("node_epsilons", "node_noise"):
         if getattr(budget, name):
             check.per_node(config.clients.nodes, **{name: getattr(budget, name)})
@@ -355,7 +375,7 @@ DERIVED = {
         0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)
     ),
 }
-_SILENT = {"noise_std": 0.0, "target_epsilon": INFINITY, "node_noise": (), "node_epsilons": ()}
+_SILENT = {"noise_std": 0.0, "target_epsilon": INFINITY, "node_noise": (), "node_epsilons": (), "trust": "everyone"}
 
 
 def _pooled(row: Row) -> dict[str, Any]:
@@ -366,7 +386,7 @@ def _pooled(row: Row) -> dict[str, Any]:
 
 
 BASELINES = {
-    "alone": lambda row: {"graph": "isolated"},
+    "alone": lambda row: {"graph": "isolated", "trust": "everyone"},
     "pooled": _pooled,
     "without_noise": lambda row: _SILENT,
 }

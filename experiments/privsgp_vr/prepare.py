@@ -81,7 +81,9 @@ def _facts(request: Configuration, config: Configuration) -> dict[str, Any]:
     theorem = {"table_theorem": THEOREM} if is_amplified else {}
     by_size = bool(config.budget.node_noise) and not (request.budget.node_noise or request.budget.node_epsilons)
     noise = {"noise_by_size": True} if by_size else {}  # before 2026-11-27 all nodes had the largest
-    return {**theorem, **noise, **{key: flat(config)[key] for key in _OPEN}}
+    keys = config.shared_keys()
+    shared = {} if keys is None else {"key_graph": keys.key_graph.name, "shared_ratio": keys.ratio}
+    return {**theorem, **noise, **shared, **{key: flat(config)[key] for key in _OPEN}}
 
 
 def finish(finished: Finished) -> list[Path]:
@@ -159,8 +161,17 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
         grid = f" on a grid of {budget.grid_bits} bits" if budget.noise == "grid_gaussian" else ""
         numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
         noise = " to ".join(dict.fromkeys(f"{end(budget.node_noise or [budget.noise_std]):.4g}" for end in (min, max)))
-        texts.append(f"{name}: {numbers}, noise std {noise}{grid}{target}")
+        texts.append(f"{name}: {numbers}, noise std {noise}{grid}{_shared(row.config)}{target}")
     return [*lines, *few(texts)]
+
+
+def _shared(config: Configuration) -> str:
+    """Own and shared parts of the noise, where pairs of nodes share some."""
+    keys = config.shared_keys()
+    mechanism = None if keys is None else config.trust.noise(keys)(np.asarray(config.budget.node_noise or 1.0))
+    if keys is None or mechanism is None or mechanism.secrets is None:
+        return ""
+    return f" effective against {mechanism.secrets.observer} ({keys.key_graph.name} key graph, ratio {keys.ratio:.4g})"
 
 
 def _table(configs: Sequence[Configuration]) -> list[str]:

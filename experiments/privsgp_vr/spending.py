@@ -92,10 +92,12 @@ def _noisy_step_size(config: Configuration, std: tuple[float, ...]) -> float:
     a distance (S. Ghadimi, G. Lan, "Stochastic First- and Zeroth-Order Methods for Nonconvex Stochastic Programming",
     SIAM J. Optim. 2013, arXiv:1309.5549, Corollary 2.2). The mean of n nodes has sigma = std sqrt(d / n), so that
     gamma = D sqrt(n / K) / (std sqrt(d)): that of Theorem 1 of the paper, over the noise of a node. The step
-    that is best without noise takes the place of 1 / L. Where nodes differ, std is the largest of a node: the mean of
+    that is best without noise takes the place of 1 / L. Shared noise counts as what it leaves in a node's state, as a
+    share of what noise of one's own would. Where nodes differ, std is the largest of a node: the mean of
     n nodes has less noise then, but the noisiest nodes' own models, and what they send, do not.
     """
-    learning, noise = config.learning, math.sqrt(max(std) ** 2 * config.num_params())
+    learning, keys = config.learning, config.shared_keys()
+    noise = math.sqrt(max(std) ** 2 * config.num_params() * (1 if keys is None else keys.variance))
     quiet = quiet_step_size(learning.batch_size)
     if not noise:
         return 0.2 if config.data.dataset == "digits" else quiet

@@ -21,7 +21,7 @@ from jaxfl.privacy.releases import most_rounds as most_rounds
 from jaxfl.privacy.releases import releases_of as releases_of
 from jaxfl.privacy.releases import statements as statements
 from jaxfl.privacy.shared import KeyGraph as KeyGraph
-from jaxfl.privacy.shared import best_ratio as best_ratio
 from jaxfl.privacy.shared import key_graph as key_graph
 from jaxfl.privacy.shared_noise import shared_gaussian as shared_gaussian
+from jaxfl.privacy.shared_ratio import best_ratio as best_ratio
 from jaxfl.privacy.statements import Statement as Statement

@@ -46,7 +46,6 @@ KEY_GRAPHS = ("ring", "exponential", "complete")
 MOST_RATIO = 1e3  # float32 leaves 1e-7 c of a shared part in the sum over nodes: a ten-thousandth of s here
 _MOST_SETS = 100_000  # colluding sets times nodes that are tried
 _CHUNK = 512  # sets whose matrices are in memory together
-_FREE_RATIO = 10.0  # where nothing of the shared noise is left after mixing: within 1 % of the most effective noise
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -199,7 +198,7 @@ def key_graph(which: str | Graph | KeyGraph, num_nodes: int) -> KeyGraph:
 def check_ratio(**ratios: Any) -> None:
     """Each value is a static ratio of shared to own noise, 0 ... 1,000."""
     for name, ratio in ratios.items():
-        if is_traced(ratio) or not (isinstance(ratio, numbers.Real) and 0 <= ratio <= MOST_RATIO):
+        if is_traced(ratio) or not (isinstance(ratio, numbers.Real) and 0 <= float(ratio) <= MOST_RATIO):
             found = "got a traced value" if is_traced(ratio) else f"got {ratio!r}"
             remedy = "Pass the ratio that best_ratio finds."
             raise ArgumentError(name, f"must be a number from 0 to {MOST_RATIO:g}, not traced", found, remedy)
@@ -311,136 +310,3 @@ def _by_currents(own: np.ndarray, shared: np.ndarray, colluding: int, orbit: boo
         left = 1 / inverse[node, node] - np.sort(entering)[len(own) - colluding :].sum()
         noise.append(max(own[node] ** 2, left))
     return np.sqrt(noise)
-
-
-class Variance(NamedTuple):
-    """Variances of the states after many rounds, in units of step_size^2."""
-
-    nodes: float  # v: mean over nodes, at own noise 1
-    shared: float  # v_L: mean over nodes, at shared noise 1
-    mean: float  # v_0: of the average of all states, at own noise 1
-
-
-def variances(graph: Graph, keys: KeyGraph, *, num_mixings: int = 1, memory: float = 10.0) -> Variance:
-    """Variances that noise leaves in the states of push-sum on quadratic losses.
-
-    A round keeps the share kappa of a state, memory = 1 / (1 - kappa^2), takes a noisy step and mixes: the covariance
-    of the states follows X <- B (A X A' + Sigma) B' with A = 1 - (1 - kappa) / w, w the push-sum weights, and B the
-    product of the round's mixing matrices. The mean over the graph's period is returned.
-
-    Args:
-        graph: the communication graph.
-        keys: pairs that share noise.
-        num_mixings: M, exchanges in a round; round k takes the matrices kM, ..., kM + M - 1.
-        memory: T, rounds that a state remembers, above 1.
-
-    Examples:
-        >>> from jaxfl import graphs
-        >>> [round(each, 4) for each in variances(graphs.ring(16), key_graph("complete", 16))]
-        [1.5149, 14.2384, 0.625]
-    """
-    at_least(1, num_mixings=num_mixings)
-    if not (np.ndim(memory) == 0 and 1 < memory < np.inf):
-        raise ArgumentError("memory", "must be above 1 and finite", f"got {memory!r}", "Pass 10, the default.")
-    n, period = graph.num_nodes, graph.period // math.gcd(graph.period, num_mixings)
-    matrices = [graph.mixing_matrix(k) for k in range(graph.period)]
-    kappa = math.sqrt(1 - 1 / memory)
-    rounds = [
-        functools.reduce(
-            lambda done, m, k=k: matrices[(k * num_mixings + m) % graph.period] @ done, range(num_mixings), np.eye(n)
-        )
-        for k in range(period)
-    ]
-    squares = np.square(keys.weights)
-    added = np.stack([np.eye(n), np.diag(squares.sum(axis=1)) - squares])
-    settled = period * math.ceil(memory * math.log(1e9) / period)  # kappa^(2 rounds) is below 1e-9 then
-    weight = np.ones(n)
-    for k in range(settled):
-        weight = rounds[k % period] @ weight
-    covariance, seen = np.zeros_like(added), []
-    for k in range(settled + period):
-        kept = 1 - (1 - kappa) / weight
-        mixing, weight = rounds[k % period], rounds[k % period] @ weight
-        covariance = mixing @ (kept[:, None] * covariance * kept + added) @ mixing.T
-        of_nodes = (np.diagonal(covariance, axis1=1, axis2=2) / np.square(weight)).mean(axis=1)
-        seen.append((*of_nodes, covariance[0].sum() / n**2))
-    return Variance(*(float(each) for each in np.mean(seen[settled:], axis=0)))
-
-
-class Choice(NamedTuple):
-    """A key graph, its ratio, and what they bring."""
-
-    key_graph: KeyGraph
-    ratio: float
-    variance: float  # of a node, as a share of that with noise of one's own and the same effective noise
-
-
-def best_ratio(
-    graph: Graph,
-    key_graph: str | Graph | KeyGraph = "auto",
-    *,
-    num_mixings: int = 1,
-    colluding: int = 1,
-    memory: float = 10.0,
-    least: str = "nodes",
-) -> Choice:
-    """Find the ratio of shared to own noise at which nodes are least noisy, effective noise being given.
-
-    A node's variance is V = (v + ratio^2 v_L) / f(ratio)^2, with `variances`, and f the effective noise at own noise 1.
-    It is tried at 0, at 100 ratios from 0.01 to 10 and at 100 beside the best; a complete key graph has a closed form.
-    Where mixing leaves nothing of shared noise every ratio is free, and 10 is taken.
-
-    Args:
-        graph: the communication graph.
-        key_graph: as for `key_graph`; "mixing" for the edges of `graph`; "auto" takes the one of least V of these,
-            exponential and complete.
-        num_mixings, memory: as for `variances`. A memory too small costs little.
-        colluding: nodes that share their secrets with the observer.
-        least: "nodes", or "mean": the largest ratio at which nodes are no noisier than with noise of their own, for
-            where the average of all nodes counts.
-
-    Examples:
-        >>> from jaxfl import graphs
-        >>> found = best_ratio(graphs.ring(16), "complete", colluding=0)
-        >>> round(found.ratio, 4), round(found.variance, 4)
-        (0.3746, 0.8148)
-    """
-    one_of(("nodes", "mean"), least=least)
-    candidates = (
-        ("mixing", "exponential", "complete") if isinstance(key_graph, str) and key_graph == "auto" else (key_graph,)
-    )
-    found = []
-    for which in candidates:
-        keys = _key_graph(graph if isinstance(which, str) and which == "mixing" else which, graph.num_nodes)
-        of = variances(graph, keys, num_mixings=num_mixings, memory=memory)
-        found.append(_best(keys, of, colluding, least == "mean"))
-    return min(found, key=lambda choice: choice.variance)
-
-
-def _best(keys: KeyGraph, of: Variance, colluding: int, even: bool) -> Choice:
-    """Choice of the ratio for one key graph."""
-
-    def variance(ratios: np.ndarray) -> np.ndarray:
-        least = effective_noise(keys, ratio=ratios, colluding=colluding).noise.min(axis=1)
-        return (1 + np.square(ratios) * of.shared / of.nodes) / np.square(least)
-
-    def best_of(values: np.ndarray) -> int:
-        return int(np.flatnonzero(values <= 1 + 1e-9)[-1] if even and len(values) > 1 else np.argmin(values))
-
-    honest, ratios = keys.num_nodes - colluding, np.array([0.0, *np.geomspace(0.01, 10.0, 100)])
-    if of.shared < 1e-9 * of.nodes:
-        ratios = np.array([_FREE_RATIO])
-    elif keys.is_complete:
-        gain = honest * of.nodes / of.shared
-        square = (math.sqrt(max(0.0, (honest - 1) * (gain - 1))) - 1) / honest
-        square = (honest - 1) * of.nodes / of.shared - 1 if even else square
-        ratios = np.array([min(math.sqrt(max(0.0, square)), MOST_RATIO)])
-    if len(ratios) > 1:
-        place = best_of(variance(ratios))
-        ratios = np.linspace(ratios[max(place - 1, 0)], ratios[min(place + 1, len(ratios) - 1)], 100)
-    values = variance(ratios)
-    place = best_of(values)
-    return Choice(keys, float(ratios[place]), float(values[place]))
-
-
-_key_graph = key_graph  # which an argument hides

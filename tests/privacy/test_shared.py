@@ -14,7 +14,8 @@ from helpers import refusals
 import jaxfl
 from jaxfl import graphs
 from jaxfl.privacy import key_graph, shared
-from jaxfl.privacy.shared import best_ratio, effective_noise, noise_against, pairs, variances
+from jaxfl.privacy.shared import effective_noise, noise_against, pairs
+from jaxfl.privacy.shared_ratio import best_ratio, variances
 
 KEY = jax.random.key(0)
 EDGES = [(0, 1), (1, 2), (2, 3), (0, 3), (0, 2)]
@@ -157,6 +158,14 @@ def test_auto_takes_the_key_graph_of_least_variance():
     assert best_ratio(graphs.ring(16), colluding=0).key_graph.name == "ring(16)"
     assert best_ratio(graphs.exponential(16), num_mixings=4, colluding=0).key_graph.name == "complete"
     assert best_ratio(graphs.ring(16), colluding=2).key_graph.name != "ring(16)"  # two neighbors hide nothing
+
+
+def test_a_ratio_that_is_given_is_kept_and_key_graphs_are_compared_at_it():
+    options = {"ratio": 2.0, "colluding": 0}
+    each = [best_ratio(graphs.ring(16), name, **options) for name in ("mixing", "exponential", "complete")]
+    found = best_ratio(graphs.ring(16), **options)
+    assert (found.ratio, found.variance) == (2.0, min(choice.variance for choice in each))
+    assert best_ratio(graphs.ring(16), "mixing", ratio=0.0).variance == pytest.approx(1)
 
 
 def test_the_even_ratio_is_the_largest_at_which_nodes_are_no_noisier():
@@ -349,6 +358,8 @@ test_of_shared_noise = refusals(
         (lambda: best_ratio(graphs.ring(4), memory=1.0), "memory"),
         (lambda: best_ratio(graphs.ring(4), num_mixings=0), "num_mixings"),
         (lambda: best_ratio(graphs.ring(4), least="all"), "least"),
+        (lambda: best_ratio(graphs.ring(4), ratio=-1.0), "ratio"),
+        (lambda: best_ratio(graphs.ring(4), colluding=4), "colluding"),
         (lambda: best_ratio(graphs.ring(4), "chain"), "key_graph"),
         (traced_scales, "noise_std"),
         (lambda: jaxfl.shared_gaussian(jnp.array([1.0, 0.0]), key_graph=key_graph("ring", 2), ratio=1.0), "noise_std"),

@@ -1,0 +1,68 @@
+"""Options of whom a node trusts: noise of its own, or noise that pairs of nodes share."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar, Literal
+
+from jaxfl import graphs, privacy
+from jaxfl.core import ArgumentError
+from jaxfl.frame import where
+from jaxfl.frame.choose import idle_options
+from jaxfl.frame.options import ABSENT, added_later
+from jaxfl.privacy.shared import check_colluding, check_ratio
+from jaxfl.privacy.shared_ratio import SharedKeys
+
+
+@dataclasses.dataclass(frozen=True)
+class Trust:
+    """Whom a node trusts."""
+
+    COUNTS: ClassVar = (
+        where("trust", ("pairs",), "key_graph", "shared_ratio", "colluding", "memory"),
+        {"memory": lambda options: options["shared_ratio"] == "auto" or options["key_graph"] == "auto"},
+    )
+    trust: Literal["everyone", "pairs"] = added_later("everyone", {"everyone": ABSENT})
+    """everyone: each node has noise of its own, and epsilon holds against all other nodes together. pairs: pairs of
+    nodes share noise that cancels in the average. Epsilon then holds against whoever sees all messages and knows the
+    secrets of as many nodes as colluding says."""
+    key_graph: Literal["auto", "ring", "exponential", "complete", "mixing"] = "auto"
+    """Pairs that share noise: ring, exponential (at distances 1, 2, 4, ...), complete, or mixing, the edges of the
+    graph. auto: the best of mixing, exponential and complete."""
+    shared_ratio: float | Literal["auto"] = "auto"
+    """Standard deviation of shared over own noise. auto: the one at which nodes are least noisy at their epsilon."""
+    colluding: int = 1
+    """Nodes that share their secrets with the observer; 0: an observer from outside."""
+    memory: float = 10.0
+    """Rounds that a state remembers, for the choice of shared_ratio and key_graph."""
+
+    def counting(self) -> dict[str, Any]:
+        """The options that count, for another experiment's request."""
+        return {name: value for name, value in vars(self).items() if name not in idle_options(self, vars(self))}
+
+    def choice(self, graph: graphs.Graph, num_mixings: int = 1) -> SharedKeys:
+        """The pairs that share noise, and the ratio."""
+        ratio = None if self.shared_ratio == "auto" else float(self.shared_ratio)
+        options = {"colluding": self.colluding, "memory": self.memory, "ratio": ratio}
+        return privacy.best_ratio(graph, self.key_graph, num_mixings=num_mixings, **options)
+
+    def noise(self, keys: SharedKeys) -> Callable[..., privacy.NoiseMechanism]:
+        """Standard deviation of the effective noise -> its mechanism, among the pairs of a choice."""
+        return partial(privacy.shared_gaussian, key_graph=keys.key_graph, ratio=keys.ratio, colluding=self.colluding)
+
+    def check(self, num_nodes: int, method: str, noise: str) -> None:
+        """Refuse pairs where they bring nothing."""
+        if self.trust == "everyone":
+            return
+        reasons = {
+            "A(DP)2SGD": "where one node acts at a time, so that shared parts do not cancel",
+            "grid_gaussian": "which pairs do not share",
+        }
+        for name in {method, noise} & {*reasons}:
+            requirement = f"must be everyone with {name}, {reasons[name]}"
+            raise ArgumentError("trust", requirement, "got pairs", "Leave it out.")
+        check_colluding(num_nodes, self.colluding)
+        if self.shared_ratio != "auto":
+            check_ratio(shared_ratio=self.shared_ratio)

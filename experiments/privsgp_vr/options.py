@@ -30,7 +30,7 @@ from jaxfl.frame import (
     traced,
     where,
 )
-from jaxfl.frame.options import added_later
+from jaxfl.frame.options import ABSENT, added_later
 from jaxfl.frame.own_files import FITTED
 from jaxfl.graphs.files import is_graph_file, read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
@@ -116,6 +116,7 @@ class Learning:
     COUNTS: ClassVar = (
         where("method", ("PrivSGP-VR",), "storage", "refresh_every"),
         where("method", (_DELAYED,), "max_delay"),
+        where("method", tuple(name for name in METHODS if name != _DELAYED), "mixings"),
         where("table", ("per_batch",), "entry_size"),
         {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
     )
@@ -148,6 +149,12 @@ class Learning:
     refresh_every: int | Literal["auto", "never"] = added_later("auto", {"auto": 1000})
     """Rounds between exact recomputations of the table's mean. never: the mean's rounding error is kept and added back
     instead. auto: 1000 on a CPU, and never on accelerators, which would wait for their host in every round."""
+    mixings: int = added_later(1, {1: ABSENT})
+    """Exchanges of a round. Each costs its bits and no epsilon; as many as log2 of the nodes are the exact mean on the
+    exponential graph of 2^m nodes. In a round of A(DP)2SGD each node wakes by itself, so that there is one only."""
+    final_mixings: int = added_later(0, {0: ABSENT})
+    """Exchanges after the last round, which cost bits and no epsilon. All evaluations show parameters as they would be
+    after these. 1 measures DP2-SGD and A(DP)2SGD, whose rounds end with a node's own noise, after a mixing."""
     max_delay: int = 16
     """Largest delay of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 
@@ -269,13 +276,15 @@ class Configuration:
             noise = np.asarray(self.budget.node_noise)
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
+        is_delayed = learning.method == _DELAYED
         return method.algorithm(
             self.task(),
             graph=self.topology.build(self.clients.nodes),
             gradient=learning.gradient(self.clients.nodes),
             noise=None if silent and not method.needs_noise else choose(NOISE, flat(self))(noise),
             step_size=learning.step_size,
-            **({"max_delay": learning.max_delay} if learning.method == _DELAYED else {}),
+            num_final_mixings=learning.final_mixings,
+            **({"max_delay": learning.max_delay} if is_delayed else {"num_mixings": learning.mixings}),
         )
 
 
@@ -358,15 +367,28 @@ DERIVED = {
 _SILENT = {"noise_std": 0.0, "target_epsilon": INFINITY, "node_noise": (), "node_epsilons": ()}
 
 
+_ALONE = {"graph": "isolated", "mixings": 1, "final_mixings": 0}
+
+
 def _pooled(row: Row) -> dict[str, Any]:
     """One node with all samples, and batches of as many as all nodes take together."""
     nodes = row.config.clients.nodes
     batch_size = nodes * row.config.learning.batch_size
-    return {**_SILENT, "nodes": 1, "partition": "iid", "graph": "isolated", "batch_size": batch_size}
+    return {**_SILENT, **_ALONE, "nodes": 1, "partition": "iid", "batch_size": batch_size}
+
+
+def _curator(row: Row) -> dict[str, Any] | None:
+    """DP-SGD on all samples in one place, at the least budget of a node; None where no number is one."""
+    budget = row.config.budget
+    if isinstance(budget.node_epsilons, str) or not budget.limits:
+        return None
+    noise = {"noise_std": "calibrated", "target_epsilon": min(budget.limits)}
+    return {**_pooled(row), "method": "PrivSGP", **noise}
 
 
 BASELINES = {
-    "alone": lambda row: {"graph": "isolated"},
+    "alone": lambda row: _ALONE,
     "pooled": _pooled,
+    "curator": _curator,
     "without_noise": lambda row: _SILENT,
 }

@@ -27,8 +27,8 @@ an edge fail together (`jaxfl.links(..., symmetric=True)`). Otherwise lost messa
 not weaken a privacy statement about the messages, for the reasons in `push_sum`.
 
 Differences from the papers: links; more than one exchange in a round; any gradient estimator; for D-PSGD optional noise
-and any sequence of doubly stochastic matrices. The paper's DP2-SGD chooses its noise by basic composition; here the caller does, by
-`jaxfl.privacy`.
+and any sequence of doubly stochastic matrices. The paper's DP2-SGD chooses its noise by basic composition; here the
+caller does, by `jaxfl.privacy`.
 
 Does not claim: a privacy guarantee. The noise has the scale that the caller passes.
 """

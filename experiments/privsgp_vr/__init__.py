@@ -37,8 +37,12 @@ EXPERIMENT = Experiment(
         "noise_std": "noise {}",
         "target_epsilon": "ε = {}",
         "bound": "{}",
+        "mixings": "M = {}",
     },
     finish=finish,
     baselines=BASELINES,
-    aliases={"mixing_matrices": "graph", "num_nodes": "nodes", "num_rounds": "iterations"},
+    aliases={
+        **{"mixing_matrices": "graph", "num_nodes": "nodes", "num_rounds": "iterations"},
+        **{"num_mixings": "mixings", "num_final_mixings": "final_mixings"},
+    },
 )

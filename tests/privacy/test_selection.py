@@ -87,7 +87,7 @@ def test_the_document_says_what_is_computed():
     lines = (Path(__file__).parents[2] / "docs" / "epsilon.md").read_text().splitlines()
     for row in (line.split("|")[1:-1] for line in lines if line.startswith("| ε = ")):
         one = float(row[0].split("=")[1])
-        mu = brentq(lambda mu, one=one: gaussian_epsilon(mu, 1e-5) - one, 0.01, 9.0)
+        mu = float(brentq(lambda mu, one=one: gaussian_epsilon(mu, 1e-5) - one, 0.01, 9.0))  # pyright: ignore[reportArgumentType]
         for column, (kind, mean) in zip(row[1:], itertools.product(KINDS, (10.0, 100.0)), strict=True):
             exact = selected_epsilon(lambda delta, mu=mu: gaussian_epsilon(mu, delta), Selection(kind, mean), 1e-5)
             assert float(column) == float(f"{exact:.3g}")

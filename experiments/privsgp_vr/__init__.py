@@ -12,7 +12,8 @@ Bounds", IJCAI 2024, arXiv:2405.02638.
 
 from jaxfl.frame import Experiment, Overlay
 
-from .options import BASELINES, DERIVED, RIVALS, Configuration
+from .baselines import BASELINES
+from .options import DERIVED, RIVALS, Configuration
 from .prepare import finish, prepare
 from .presets import PRESETS
 

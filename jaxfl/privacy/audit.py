@@ -34,6 +34,7 @@ from jaxfl.core import Algorithm, ArgumentError, Array, FactoredLayer, Factors, 
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import leaf_names
 from jaxfl.privacy.audit_mechanism import Check, Mechanism, check_mechanism, smallest_guessed_error
+from jaxfl.privacy.shared_noise import views
 
 _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction for choosing it is due
 
@@ -239,26 +240,6 @@ def canary_scores(
         return after, Scores(releases, number, added, jax.tree.map(whitened, noise))
 
     return jax.lax.scan(one_round, algorithm.init(key, data), None, length=num_rounds)[1]
-
-
-def views(covariance: np.ndarray | None) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    """Make two functions of what nodes release, (n, *leaf), where pairs of nodes share noise.
-
-    The first gives what an outside observer finds of each node u beside its effective noise: with P the inverse of the
-    covariance, (P y)_u / P_uu. The second makes noise independent, of the variance 1 / P_uu, which is that of node 0.
-    Both are the identity without a covariance.
-    """
-    if covariance is None:
-        return (lambda leaf: leaf), (lambda leaf: leaf)
-    values, vectors = np.linalg.eigh(covariance)
-    precision = (vectors / values) @ vectors.T
-    roots = (vectors / np.sqrt(values)) @ vectors.T / np.sqrt(precision[0, 0])
-
-    def times(matrix):
-        matrix = jnp.asarray(matrix, jnp.float32)
-        return lambda leaf: jnp.tensordot(matrix, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
-
-    return times(precision / np.diag(precision)[:, None]), times(roots)
 
 
 def epsilon_lower_bound(

@@ -10,10 +10,9 @@ import pytest
 from experiments.audit import attack, options
 from jaxfl.core.tree import scale
 from jaxfl.frame import Row, override
-from jaxfl.privacy.audit import views
 from jaxfl.privacy.mechanisms import add, gaussian
 from jaxfl.privacy.shared import effective_noise, key_graph
-from jaxfl.privacy.shared_noise import covariance, shared_gaussian
+from jaxfl.privacy.shared_noise import covariance, shared_gaussian, views
 
 pytest.importorskip("jax_privacy.auditing")
 NODES = 5
@@ -32,6 +31,7 @@ FAULTS = {
 def faulty(fault, self, num_nodes, noise_std):
     """Noise of the same parts, drawn pair by pair, with a fault."""
     noise = RIGHT(self, num_nodes, noise_std)
+    assert noise.parts is not None
     own, shared = noise.parts
     first, second = np.nonzero(np.triu(shared))
 
@@ -73,6 +73,7 @@ def test_an_outside_observer_finds_the_gradient_of_one_node_under_its_effective_
     keys = key_graph("ring", NODES)
     noise = shared_gaussian(0.5, key_graph=keys, ratio=3.0, colluding=0)
     over_nodes = covariance(noise)
+    assert over_nodes is not None and noise.parts is not None
     seen, whitened = views(over_nodes)
     gradient = jnp.zeros((NODES, 40_000)).at[2].set(7.0)
     drawn = noise.draw(jax.random.key(0), gradient)

@@ -38,6 +38,7 @@ EXPERIMENT = Experiment(
         "target_epsilon": "ε = {}",
         "bound": "{}",
         "mixings": "M = {}",
+        "success": "success {}",
     },
     finish=finish,
     baselines=BASELINES,

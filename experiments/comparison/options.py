@@ -140,7 +140,8 @@ class Configuration:
 
 def _mixings(learning: Learning) -> dict[str, int]:
     after = learning.measured == "after_mixing" and learning.method in UNMIXED
-    return {"mixings": learning.mixings, "final_mixings": learning.final_mixings + after}
+    within = {"mixings": learning.mixings} if learning.method in MIXING else {}
+    return {**within, "final_mixings": learning.final_mixings + after}
 
 
 def _gossip(config: Configuration) -> dict[str, Any]:

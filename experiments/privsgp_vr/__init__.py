@@ -39,6 +39,7 @@ EXPERIMENT = Experiment(
         "target_epsilon": "ε = {}",
         "bound": "{}",
         "mixings": "M = {}",
+        "success": "success {}",
     },
     finish=finish,
     baselines=BASELINES,

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxfl import gradients, graphs, privacy
 from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
+from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.tree import size
 from jaxfl.data.columns import is_file
@@ -66,6 +67,9 @@ class Topology:
     the share of j's value that i receives. DP2-SGD and A(DP)2SGD need an undirected graph."""
     edge_probability: float = 0.2
     """Probability of each edge of the random graph."""
+    success: float = added_later(1.0, {1.0: ABSENT})
+    """Probability that a message between two nodes arrives, each by itself in each exchange. PrivSGP and PrivSGP-VR
+    keep what is lost at its sender, DP2-SGD at its receiver (docs/links.md)."""
 
     def build(self, num_nodes: int) -> graphs.Graph:
         """The graph over this many nodes."""
@@ -117,7 +121,7 @@ class Learning:
     COUNTS: ClassVar = (
         where("method", ("PrivSGP-VR",), "storage", "refresh_every"),
         where("method", (_DELAYED,), "max_delay"),
-        where("method", tuple(name for name in METHODS if name != _DELAYED), "mixings"),
+        where("method", tuple(name for name in METHODS if name != _DELAYED), "mixings", "success"),
         where("table", ("per_batch",), "entry_size"),
         {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
     )
@@ -289,7 +293,7 @@ class Configuration:
         graph = self.topology.build(self.clients.nodes)
         keys = self.shared_keys()
         mechanism = choose(NOISE, flat(self)) if keys is None else self.trust.noise(keys)
-        is_delayed = learning.method == _DELAYED
+        own = {"num_mixings": learning.mixings, "links": links(self.topology.success)}
         return method.algorithm(
             self.task(),
             graph=graph,
@@ -297,7 +301,7 @@ class Configuration:
             noise=None if silent and not method.needs_noise else mechanism(noise),
             step_size=learning.step_size,
             num_final_mixings=learning.final_mixings,
-            **({"max_delay": learning.max_delay} if is_delayed else {"num_mixings": learning.mixings}),
+            **({"max_delay": learning.max_delay} if learning.method == _DELAYED else own),
         )
 
 

@@ -1,4 +1,4 @@
-"""The paper's figures as presets of experiments.privsgp_vr.
+"""The paper's figures as presets of experiments.privsgp_vr, and a study that is not the paper's.
 
 Choices that the paper leaves open are the same in all of them. G: per-sample gradients of the 2-layer network are
 clipped at 2, so that the assumption behind the paper's epsilon holds; at ResNet-18's size its G = 10 is assumed, not
@@ -30,6 +30,9 @@ _CIFAR = {"dataset": "cifar10", "model": "resnet18", "nodes": 16, "sampler": "un
 _CIFAR_NOISE = {**_CIFAR, "noise_std": 0.03**0.5, "step_size": "theory"}
 _CIFAR_BUDGET = {**_CIFAR, "bound": "published", "step_size": 0.05}
 _RING = {"sampler": "fixed", "graph": "ring", "target_epsilon": 3.0, "iterations": 3120, "step_size": "theory"}
+
+_DIGITS: dict[str, Any] = {"dataset": "digits", "nodes": 16, "batch_size": 32, "clip_norm": 1.0, "iterations": 60}
+_DIGITS |= {"neighboring_relation": "replace_one", "evaluate_every": 60}
 
 _VR, _BOTH = {"method": ("PrivSGP-VR",)}, {"method": ("PrivSGP-VR", "PrivSGP")}
 _PRIVATE = {"method": ("PrivSGP-VR", "DP2-SGD", "A(DP)2SGD")}
@@ -104,5 +107,10 @@ PRESETS: dict[str, Preset] = {
         "each by its own formula",
         *(_BUSY.format(12), {**_MNIST_PROVEN, "graph": "ring", "iterations": 575, "evaluate_every": 25}),
         *({"bound": ("proven", "published")}, _PRIVATE),
+    ),
+    "losses": _preset(
+        "not of the paper: digits, 16 nodes, epsilon 3: losses of 0, 10 and 30 %, and 1, 3 and 6 mixings a round",
+        *("half a minute on two cores", {**_DIGITS, "target_epsilon": 3.0, "method": "PrivSGP"}),
+        *({"success": (1.0, 0.9, 0.7)}, {"mixings": (1, 3, 6)}, {"step_size": (0.2, 0.5, 1.0, 2.0)}),
     ),
 }

@@ -142,8 +142,7 @@ def d_psgd(
     keeps_sum = links is None or not links.may_lose or (links.symmetric and _is_symmetric(graph))
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=not keeps_sum)
     estimator = mini_batch() if gradient is None else gradient
-    mixings = {"num_mixings": num_mixings, "num_final_mixings": num_final_mixings}
-    way = exchange(graph, links, **mixings)
+    way = exchange(graph, links, num_mixings=num_mixings, num_final_mixings=num_final_mixings)
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)

@@ -98,7 +98,7 @@ def mix_result(
     return jax.tree.map(lambda leaf: mix_leaf(graph, leaf, slot), fn(*operands))
 
 
-def messages_sent(graph: Graph, round_index: Array) -> Array:
+def messages_sent(graph: Graph, round_index: Array | int) -> Array:
     """Count the other nodes that each node sends to in a round, (n,) float32.
 
     The uplink bits of the node are a multiple of this count.
@@ -107,7 +107,7 @@ def messages_sent(graph: Graph, round_index: Array) -> Array:
     return jnp.asarray(graph.out_degree.astype(np.float32))[0 if slot is None else slot]
 
 
-def messages_received(graph: Graph, round_index: Array) -> Array:
+def messages_received(graph: Graph, round_index: Array | int) -> Array:
     """Count the other nodes that each node receives from in a round, (n,) float32.
 
     The downlink bits of the node are a multiple of this count.

@@ -79,8 +79,7 @@ def with_canaries(
     Real samples keep their loss.
 
     Args:
-        task: what is learned.
-        data: the nodes' samples.
+        task, data: what is learned, and the nodes' samples.
         num_canaries: m, at least 1.
         strength: norm of an included canary's gradient; at least the clip norm, so that clipping leaves just that norm.
         seed: of the coins.
@@ -218,16 +217,15 @@ def canary_scores(
         algorithm: with a task and data made by `with_canaries`.
         silent: the same algorithm with noise of scale 0. Each of its rounds begins at a state of `algorithm`, with the
             same batch, and with all canaries included.
-        released: (state before, state after a round) -> leaves (n, *leaf), each node's noisy gradient of that round as
-            an observer of all messages learns it.
+        released: (state before, after a round) -> leaves (n, *leaf), each node's noisy gradient of that round as an
+            observer of all messages learns it.
         data, canaries: of `with_canaries`.
-        key: base key of the run.
-        num_rounds: K, static.
-        num_releases: (state before, state after a round) -> how many releases, of independent noise, `released` adds up
-            in that round, (), int32; by default 1.
+        key, num_rounds: base key of the run; K, static.
+        num_releases: (state before, after a round) -> releases, of independent noise, that `released` adds up in that
+            round, (), int32; by default 1.
         covariance: as for `audit`. Each canary has a coordinate of its own then.
     """
-    seen_by_observer, whitened = views(covariance)
+    observed, whitened = views(covariance)
     where, count = (canaries.nodes, canaries.coordinates), len(canaries.included)
     everyone = data._replace(inputs=data.inputs.at[-count:, -1].set(1))  # canaries are the last samples of the pool
 
@@ -236,7 +234,7 @@ def canary_scores(
         seen, plain = released(before, after), released(before, silent.round(key, before, everyone)[0])
         number = jnp.int32(1) if num_releases is None else num_releases(before, after)
         noise = {k: jax.tree.map(jnp.subtract, leaf, plain[k]) for k, leaf in seen.items() if k != "canary"}
-        releases, added = (seen_by_observer(one["canary"])[where] for one in (seen, plain))
+        releases, added = (observed(one["canary"])[where] for one in (seen, plain))
         return after, Scores(releases, number, added, jax.tree.map(whitened, noise))
 
     return jax.lax.scan(one_round, algorithm.init(key, data), None, length=num_rounds)[1]
@@ -252,8 +250,7 @@ def epsilon_lower_bound(
     but refutes a whole Gaussian trade-off curve: for randomized response it exceeds the true epsilon.
 
     Args:
-        scores: (m,).
-        included: (m,), bool.
+        scores, included: (m,), floats and bools.
         dp_delta: in (0, 1).
         significance: in (0, 1), probability that the bound exceeds the true epsilon.
 
@@ -313,9 +310,8 @@ def audit(
         releases_total: all rows of what is released are one release.
         in_sequence: later releases of a message depend on the noise of earlier ones. The model's noise is then looked
             at in the first message only, which should hold one release.
-        covariance: (n, n), over nodes, of the noise on one coordinate that pairs of nodes share, all nodes having the
-            same effective noise against an outside observer. The audit looks at what this observer finds of each node,
-            which is less hidden than the node's own release. None: noise is a node's own.
+        covariance: (n, n), over nodes, of noise that pairs of nodes share, of equal effective noise. The audit looks at
+            what an outside observer finds of each node. None: noise is a node's own.
 
     Raises:
         ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
@@ -401,5 +397,6 @@ def require_jax_privacy() -> Any:
     try:
         return importlib.import_module("jax_privacy.auditing")
     except ImportError:
-        remedy = "Run pip install jax-privacy."
-        raise ArgumentError("audit", "needs jax-privacy", "it is not installed", remedy) from None
+        raise ArgumentError(
+            "audit", "needs jax-privacy", "it is not installed", "Run pip install jax-privacy."
+        ) from None

@@ -40,6 +40,18 @@ from jaxfl.training.run_directory import slug
         ("dp_gradient_tracking", "--baselines alone", ["DP-GT, S1, alone", "DP-GT, S2, alone"]),
         ("dp_gradient_tracking", "--scheme S1 --grid method=noisy-states,DP-GT --baselines alone", ["alone"]),
         ("ali_dpfl", "--grid local_steps=1,5 --baselines alone", ["DPFL, τ = 1, alone", "DPFL, τ = 5, alone"]),
+        # without a budget there is no epsilon to have; rows of one budget share it, whatever they mix
+        (
+            "privsgp_vr",
+            "--grid target_epsilon=1,8 --grid mixings=1,4 --baselines curator",
+            ["ε = 1, curator", "ε = 8, curator"],
+        ),
+        ("dp_gradient_tracking", "--scheme S2 --grid method=DP-GT,noisy-states --baselines curator", ["curator"]),
+        (
+            "ali_dpfl",
+            "--grid method=ALI-DPFL,DPFL --local-steps 2 --constants private --baselines curator",
+            ["curator"],
+        ),
         ("dzofl", "--baselines alone pooled", ["FedAvg, alone", "FedAvg, pooled"]),
         ("embracing_fl", "--baselines alone pooled", ["alone", "pooled"]),
         ("embracing_fl", "--grid case=7,9 --baselines alone", ["case 7, alone", "case 9, alone"]),
@@ -59,6 +71,7 @@ def test_rows_and_names(name, arguments, expected):
         ("privsgp_vr", "--noise-std 0 --baselines without_noise", ("no noise", "Pass --target-epsilon")),
         ("dp_gradient_tracking", "--noise-gain 0 --baselines without_noise", ("no noise", "Pass --target-epsilon")),
         ("ali_dpfl", "--method ALI-DPFL --baselines without_noise", ("exists for none", ". Leave it out")),
+        ("privsgp_vr", "--noise-std 0.1 --baselines curator", ("exists for none",)),
     ],
 )
 def test_rows_that_would_be_the_compared_ones_are_refused(name, arguments, words):
@@ -100,10 +113,30 @@ def test_each_runs_with_its_statements(name, tmp_path, monkeypatch):
         epsilons = [each["dp_epsilon"] for each in cases[label]["privacy"]]
         if label == "alone" and name != "dp_gradient_tracking":  # without trackers less is sent
             assert epsilons == [each["dp_epsilon"] for each in source["privacy"]]
+        elif label == "curator":
+            asked, budget = cases[label]["privacy"][0], source["privacy"][0]
+            assert asked["asked"]
+            assert 0.97 * budget["dp_epsilon"] < asked["dp_epsilon"] < 1.03 * budget["dp_epsilon"]
         elif label != "alone":
             assert not any(epsilons)
         assert 0 <= cases[label]["test_accuracy"]["mean"] <= 1
         assert label != "alone" or not cases[label]["costs"]["bits_sent"]["mean"]
+
+
+@pytest.mark.parametrize("name", ["privsgp_vr", "comparison"])
+def test_a_curator_is_better_than_a_network_that_trusts_nobody(name, tmp_path):
+    """At the same epsilon of 8 on digits: its noise is on batches of all nodes together."""
+    more = ["--iterations", "60", "--target-epsilon", "8"] if name == "privsgp_vr" else ["--target-epsilon", "8"]
+    more += ["--method", "PrivSGP", "--neighboring-relation", "replace_one", "--batch-size", "32", "--clip-norm", "1"]
+    more += ["--step-size", "1", "--seeds", "0", "--baselines", "curator", "--evaluate-every", "60"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert run(name, *more, "--out", str(tmp_path / "run")) == 0
+    cases = json.loads((tmp_path / "run" / "summary.json").read_text())["cases"]
+    curator, network = cases.pop("curator"), *cases.values()
+    for case in (curator, network):
+        assert 0.99 * 8 < case["privacy"][0]["dp_epsilon"] <= 8
+    assert curator["test_accuracy"]["mean"] > network["test_accuracy"]["mean"] + 0.05
+    assert not curator["costs"]["bits_sent"]["mean"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from helpers import refused
 from run_files import run_lines
 
 from experiments import EXPERIMENTS
-from experiments.comparison.options import COMPARED, METHODS, SILENT, UPDATES
+from experiments.comparison.options import COMPARED, METHODS, SILENT, UNMIXED, UPDATES
 from experiments.comparison.pictures import best_rows
 from experiments.comparison.prepare import _row
 from experiments.privsgp_vr.options import METHODS as ON_A_GRAPH
@@ -24,6 +24,7 @@ PREPARE = cast("Callable[[Mapping[str, Row]], Prepared]", COMPARISON.prepare)
 SMALL = {"nodes": 5, "rounds": 4, "num_train": 200, "num_test": 40, "batch_size": 4, "hidden": (4,), "step_size": 0.3}
 SMALL |= {"evaluate_every": 2}
 ON_CLIENTS = ("DPFL", "ALI-DPFL")
+ON_GRAPHS = ("PrivSGP-VR", "PrivSGP", *UNMIXED)
 
 
 def query(method, **changes):
@@ -38,7 +39,7 @@ def cases():
 
 
 def test_all_private_methods_are_compared():
-    assert {*COMPARED, UPDATES, "alone", *SILENT} == {*METHODS}
+    assert {*COMPARED, UPDATES, "alone", "curator", *SILENT} == {*METHODS}
     assert len(COMPARED) == 8
 
 
@@ -51,6 +52,20 @@ def test_a_method_spends_its_budget_and_no_more(method, cases):
     assert (first["bound"], first["dp_delta"], first["asked"]) == ("proven", 1e-5, True)
     assert first["neighboring_relation"] == ("zero_out_client" if method == UPDATES else "replace_one")
     assert 0.99 * 3 < first["dp_epsilon"] <= 3
+
+
+def test_all_are_measured_at_one_place_where_that_is_asked_for():
+    """After a mixing: one exchange more of what was released, where a round ends with a node's own noise."""
+    places = {}
+    for method in ON_GRAPHS:
+        changes = {"measured": "after_mixing"} if method in UNMIXED else {}
+        rows = [next(iter(query(method, **more).rows.values())) for more in ({}, changes)]
+        places[method] = [flat(_row(METHODS[method], row).config)["final_mixings"] for row in rows]
+    assert places == {method: [0, int(method in UNMIXED)] for method in ON_GRAPHS}
+    refused(lambda: query("PrivSGP", measured="after_mixing"), "measured", "DP2-SGD")
+    refused(lambda: query("DP-GT", mixings=2), "mixings", "PrivSGP")
+    refused(lambda: query("A(DP)2SGD", mixings=2), "mixings", "PrivSGP")
+    assert flat(_row(METHODS["DP2-SGD"], next(iter(query("DP2-SGD", mixings=3).rows.values()))).config)["mixings"] == 3
 
 
 def test_nodes_of_unequal_size_spend_the_budget_each():
@@ -203,5 +218,5 @@ def test_graphs_are_what_methods_can_take():
             took = theirs.get("baseline_graph" if method == "noisy-states" else "graph", graph)
             needs_undirected = method in ("DP2-SGD", "A(DP)2SGD", "noisy-states")
             directed = graph in ("exponential", "directed_ring")
-            if method != "alone" and method != "pooled":
+            if method not in ("alone", "pooled", "curator"):
                 assert took == ("ring" if needs_undirected and directed else graph)

@@ -73,7 +73,8 @@ def test_an_outside_observer_finds_the_gradient_of_one_node_under_its_effective_
     keys = key_graph("ring", NODES)
     noise = shared_gaussian(0.5, key_graph=keys, ratio=3.0, colluding=0)
     over_nodes = covariance(noise)
-    assert over_nodes is not None and noise.parts is not None
+    assert over_nodes is not None
+    assert noise.parts is not None
     seen, whitened = views(over_nodes)
     gradient = jnp.zeros((NODES, 40_000)).at[2].set(7.0)
     drawn = noise.draw(jax.random.key(0), gradient)

@@ -113,6 +113,50 @@ def test_every_set_is_tried_where_nodes_differ(colluding):
     np.testing.assert_allclose(effective_noise(keys, ratio=2.0, own=own, colluding=colluding).noise, worst)
 
 
+@pytest.mark.statistical
+@pytest.mark.parametrize("colluding", [0, 1])
+@pytest.mark.parametrize("rate", [0.3, 1.0])
+def test_the_likelihood_of_all_that_is_seen_has_the_claimed_delta(colluding, rate):
+    """Two rounds of three nodes; the observer sees all y, and node 2's own noise and seeds where it colludes.
+
+    Delta of the whole ratio is that of the claim where the gradient stays the worst, and no larger where the second one
+    follows from what was seen.
+    """
+    count, change, epsilon, rng = 400_000, 1.5, 1.0, np.random.default_rng(0)
+    keys, own = pairs(3, [(0, 1), (1, 2), (0, 2)], [1.0, 2.0, 0.7]), np.array([1.0, 0.5, 0.8])
+    shared_std = keys.shared(own)
+    columns = [own[i] * np.eye(3)[i] for i in range(3)]
+    columns += [shared_std[i, v] * (np.eye(3)[i] - np.eye(3)[v]) for i, v in ((0, 1), (1, 2), (0, 2))]
+    seen = np.vstack([np.array(columns).T, np.eye(6)[[2, 4, 5]] if colluding else np.zeros((0, 6))])
+    inverse = np.linalg.inv(seen @ seen.T)
+
+    def released(shift):
+        """The log-likelihood ratio of one round's view, and what the observer makes of it."""
+        drawn = rng.random(count) < rate
+        view = seen @ rng.normal(size=(6, count))
+        view[0] += shift * drawn
+        exponent = shift * (inverse @ view)[0] - shift**2 * inverse[0, 0] / 2
+        return np.log1p(rate * np.expm1(exponent)), np.sign((inverse @ view)[0])
+
+    def delta(adaptive):
+        first, sign = released(np.full(count, change))
+        second, _ = released(np.where(sign > 0, change, -0.5 * change) if adaptive else np.full(count, change))
+        lost = np.maximum(0, -np.expm1(epsilon - first - second))
+        return lost.mean(), lost.std() / math.sqrt(count)
+
+    noise = noise_against(own, shared_std, [2][:colluding])[0]
+    assert noise == pytest.approx(1 / math.sqrt(inverse[0, 0]))
+    x, step = np.linspace(-12, 12 + change / noise, 4001, retstep=True)
+    plain, moved = (np.exp(-np.square(x - mean) / 2) / math.sqrt(2 * math.pi) for mean in (0, change / noise))
+    mixed = (1 - rate) * plain + rate * moved
+    claim = np.maximum(0, np.outer(mixed, mixed) - math.exp(epsilon) * np.outer(plain, plain)).sum() * step**2
+    found, error = delta(adaptive=False)
+    assert abs(found - claim) < 4 * error
+    assert error < 0.01 * claim
+    found, error = delta(adaptive=True)
+    assert found < claim + 4 * error
+
+
 # The rule for the ratio: spec, table of 3.2; (ratio, V / V(0)) of ring, exponential and complete, and the even ratio
 
 

@@ -5,7 +5,7 @@ imported.
 
     jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1
     jaxfl epsilon --method privsgp-vr --sites 50 --samples 1200 --batch 64 --rounds 300 --target 3
-    jaxfl epsilon --method privsgp --sites 9 --samples 90 --batch 9 --rounds 30 --target 1 --trust pairs --shared-ratio 2
+    jaxfl epsilon --method privsgp --sites 9 --samples 90 --batch 9 --rounds 9 --target 1 --trust pairs --shared-ratio 2
     jaxfl epsilon --method dp-fedavg --sites 5000 --active 50 --rounds 1000 --noise-multiplier 1
     jaxfl epsilon --method gradient-tracking --sites 5 --samples 287 --batch 32 --rounds 400 --target 8
 """

@@ -40,8 +40,11 @@ class Samples(Data):
 class Learning:
     """The algorithm."""
 
-    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg"] = "PrivSGP"
-    """Method to audit. For A(DP)2SGD the audit sees only the sum over nodes: all the noise, and little of the signal.
+    method: Literal["PrivSGP", "PrivSGP in pairs", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg"] = (
+        "PrivSGP"
+    )
+    """Method to audit. PrivSGP in pairs has noise that neighbors on a ring share, twice their own, and an observer from
+    outside. For A(DP)2SGD the audit sees only the sum over nodes: all the noise, and little of the signal.
     ALI-DPFL runs with one client. For DP-FedAvg whole clients are audited."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""

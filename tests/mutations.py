@@ -71,7 +71,7 @@ jaxfl/privacy/mechanisms.py: noise_scale, jax.random.laplace, laplace => noise_s
 jaxfl/privacy/gossip/proven.py: abs(share - 1 / release.num_entries) => share
 [tests/privacy/test_selection.py]
 jaxfl/privacy/selection.py: dp_delta / selected.mean_runs => dp_delta
-jaxfl/privacy/selection.py: (1 - g) / g * delta => g * delta
+jaxfl/privacy/selection.py: max(first, second) => min(first, second)
 jaxfl/privacy/selection.py: "logarithmic": 1} => "logarithmic": 0}
 [tests/privacy/test_small_delta.py tests/privacy/tracking/test_laplace_at_delta.py]
 jaxfl/privacy/concentrated.py: np.log(dp_delta * alpha) / excess => np.log(dp_delta) / excess

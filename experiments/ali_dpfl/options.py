@@ -19,6 +19,8 @@ from jaxfl.algorithms.clients.uplink import Uplink
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.frame import Choice, Clients, Costs, Data, Network, Run, affects_statements_only, choose, flat, traced, where
 from jaxfl.frame.options import ABSENT, added_later
+from jaxfl.privacy.mechanisms import NoiseMechanism
+from jaxfl.privacy.shared import check_colluding, check_ratio, key_graph
 
 ALI, FIXED, UPDATES, ALONE = "ALI-DPFL", "DPFL", "DP-FedAvg", "alone"
 PRIVATE_STEPS = (ALI, FIXED, ALONE)  # methods whose clients make DP-SGD
@@ -149,6 +151,34 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
+class Trust:
+    """Whom a client trusts."""
+
+    COUNTS: ClassVar = (
+        where("method", (FIXED,), "trust"),
+        where("trust", ("pairs",), "key_graph", "shared_ratio", "colluding"),
+    )
+    trust: Literal["everyone", "pairs"] = added_later("everyone", {"everyone": ABSENT})
+    """everyone: each client has noise of its own, and epsilon holds against the server and all other clients together.
+    pairs: pairs of clients share noise in each local step, which cancels in the server's sum. Epsilon then holds
+    against a server that sees every update and knows the secrets of as many clients as colluding says."""
+    key_graph: Literal["ring", "exponential", "complete"] = "complete"
+    """Pairs that share noise: ring, exponential (at distances 1, 2, 4, ...) or complete. Each pair of a client costs as
+    much noise as its own."""
+    shared_ratio: float = 1.0
+    """Standard deviation of shared over own noise."""
+    colluding: int = 1
+    """Clients that share their secrets with the observer; 0: the server by itself."""
+
+    def noise(self, num_clients: int, noise_std: Any) -> NoiseMechanism:
+        """The noise of one local step."""
+        if self.trust == "everyone":
+            return jaxfl.gaussian(noise_std)
+        keys = key_graph(self.key_graph, num_clients)
+        return jaxfl.shared_gaussian(noise_std, key_graph=keys, ratio=self.shared_ratio, colluding=self.colluding)
+
+
+@dataclasses.dataclass(frozen=True)
 class Configuration:
     """One training run of experiments.ali_dpfl."""
 
@@ -157,6 +187,7 @@ class Configuration:
     network: Network = Network()
     learning: Learning = Learning()
     budget: Budget = Budget()
+    trust: Trust = Trust()
     costs: Costs = Costs()
     run: Run = Run()
 
@@ -178,7 +209,7 @@ class Configuration:
         ):  # zeros cost as much as noise
             noise = None
         else:
-            noise = jaxfl.gaussian(noise_multiplier * budget.clip_norm / learning.batch_size)
+            noise = self.trust.noise(self.clients.nodes, noise_multiplier * budget.clip_norm / learning.batch_size)
         num_draws = self.clients.nodes * learning.rounds * learning.max_steps
         return jaxfl.local_steps(
             learning.max_steps,
@@ -188,7 +219,7 @@ class Configuration:
             clip_norm=None if silent else budget.clip_norm,
             noise=noise,
             num_steps=None if learning.method == ALI else self.steps_at,
-            weighting="uniform" if learning.method == UPDATES else "data",
+            weighting="uniform" if learning.method == UPDATES or self.trust.trust == "pairs" else "data",
         )
 
     def steps_at(self, round_index: Any) -> Any:
@@ -254,6 +285,12 @@ def check_config(config: Configuration) -> None:
         raise ArgumentError("local_steps", f"must be at most max_steps, {learning.max_steps}", found, remedy)
     if learning.update_noise_multiplier != "calibrated":
         check.positive(update_noise_multiplier=learning.update_noise_multiplier)
+    if config.trust.trust == "pairs":
+        check_ratio(shared_ratio=config.trust.shared_ratio)
+        check_colluding(config.clients.nodes, config.trust.colluding)
+        if budget.client_noise:
+            found, remedy = "got pairs", "Pass one noise_multiplier."
+            raise ArgumentError("trust", "must be everyone with noise of each client's own", found, remedy)
     name = "client_noise" if budget.client_noise else "noise_multiplier"
     check.per_node(config.clients.nodes, client_noise=budget.client_noise or None)
     if budget.max_iterations == "auto" and not all(budget.client_noise or (budget.noise_multiplier,)):

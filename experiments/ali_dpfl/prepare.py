@@ -61,12 +61,24 @@ def _pooled(row: Row) -> dict[str, Any] | None:
     return {"method": "FedAvg", **counts, **place}
 
 
+def _curator(row: Row) -> dict[str, Any] | None:
+    """The same by DP-SGD, with the least noise that meets the budget of a row of DPFL."""
+    if row.config.learning.method != FIXED:
+        return None
+    return {**(_pooled(row) or {}), "method": FIXED, "noise_multiplier": "calibrated"}
+
+
 def _of_fixed(method: str) -> Callable[[Row], dict[str, Any] | None]:
     """The baseline that another method makes for rows of DPFL; other rows have none."""
     return lambda row: {"method": method} if row.config.learning.method == FIXED else None
 
 
-BASELINES = {"alone": _of_fixed(ALONE), "pooled": _pooled, "without_noise": _of_fixed("FedAvg")}
+BASELINES = {
+    "alone": _of_fixed(ALONE),
+    "pooled": _pooled,
+    "curator": _curator,
+    "without_noise": _of_fixed("FedAvg"),
+}
 
 
 def _check_sizes(config: Configuration, least: int) -> None:

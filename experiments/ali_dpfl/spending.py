@@ -106,6 +106,9 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
     assert not isinstance(budget.max_iterations, str)
     kinds = config.clients.nodes if max(sizes) - min(sizes) > 1 else 1
+    if kinds > 1 and config.trust.trust == "pairs":
+        requirement = "must be everyone where clients' numbers of samples, and so their noise, differ"
+        raise ArgumentError("trust", requirement, "got pairs", "Leave it out, or deal samples evenly.")
     accounts = [account_of(config, sizes, estimates, slice(i, None, kinds)) for i in range(kinds)]
     noise = [account.calibrate(budget.max_iterations, target, *held) for account in accounts]
     return override(config, {"noise_multiplier": max(noise), "client_noise": tuple(noise) if kinds > 1 else ()})

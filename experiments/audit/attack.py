@@ -153,6 +153,7 @@ def measured(lane: Ready, num_audits: int) -> Audited:
         num_releases=learner.num_releases,
         releases_total=method.releases_total,
         in_sequence=method.releases_total or config.learning.method in SINGLE,
+        covariance=method.learner(config, task, config.claimed, noise_std).covariance,
     )
     return Audited(row, statement, noise_std, result, canaries, time.perf_counter() - start)
 

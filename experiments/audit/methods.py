@@ -1,7 +1,8 @@
 """Claim, run and observation of each method: one row of METHODS per method.
 
-Gossip: an observer of all messages learns every node's noisy gradient of every round. From the states of A(DP)2SGD it
-learns the network's sum only. Noise in pairs is taken apart by what is seen of all nodes.
+Gossip: an observer of all messages learns every node's noisy gradient of every round. Where pairs of nodes share noise
+the observer weighs the gradients of all nodes, so that only each node's effective noise is left. From the states of
+A(DP)2SGD it learns the network's sum only.
 
 ALI-DPFL: clients send their models after tau local iterations, and the states hold the aggregate only. Seen through
 the aggregate, a client's gradients would have the noise of all clients over them, as those of A(DP)2SGD have. So the
@@ -20,8 +21,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -39,7 +38,7 @@ from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.core import Algorithm, Array, FederatedData, PyTree, Task
 from jaxfl.privacy.audit import Canaries, with_canaries
 from jaxfl.privacy.client_audit import with_client_canaries
-from jaxfl.privacy.shared import calibrated
+from jaxfl.privacy.shared_noise import covariance
 
 from .options import Configuration, Numbers
 
@@ -47,7 +46,6 @@ _LOCAL_STEPS, _LOCAL_BATCH = 2, 8  # of DP-FedAvg's clients; a claim for whole c
 _ITERATIONS_A_ROUND = 3  # of ALI-DPFL, on average, but for the first round, whose tau is 1
 _KAPPA = 1e3
 _CONSTANTS_BATCH, _CONSTANTS_NOISE = 64, 20.0  # expected samples of ALI-DPFL's estimates, and their noise multiplier
-_SHARED_RATIO = 2.0  # of noise in pairs, which neighbors on a ring share
 _NO_CLIPPING = 1e18  # private updates always have a clip norm, whose square float32 holds
 
 WithCanaries = tuple[Task, FederatedData, Canaries]
@@ -60,6 +58,7 @@ class Learner(NamedTuple):
     released: Callable[[Any, Any], PyTree]  # (state before, after a round) -> what an observer learns, (n, *leaf)
     num_rounds: int
     num_releases: Callable[[Any, Any], Array] | None = None  # number of releases that `released` adds up; None: one
+    covariance: np.ndarray | None = None  # over nodes, of noise that pairs share
 
 
 class Method(NamedTuple):
@@ -97,6 +96,8 @@ def _among_samples(
 ) -> WithCanaries:
     """Canaries that are samples: each has a coordinate of its own, at its node or in the whole network."""
     strength = config.data.canary_strength * config.learning.clip_norm
+    # An outside observer of shared noise adds up what nodes release.
+    shared_coordinates = shared_coordinates and not config.learning.shared_ratio
     options = {"strength": strength, "seed": config.run.seed, "shared_coordinates": shared_coordinates}
     return with_canaries(task, data, config.data.canaries, **options)
 
@@ -118,7 +119,6 @@ def _gossip(
     topology: Callable[[int], Any],
     *,
     releases_total: bool = False,
-    in_pairs: bool = False,
 ) -> Method:
     """An algorithm whose messages reveal noisy gradients."""
     table = {"table": "factored"} if estimator == "saga" else {}
@@ -127,41 +127,13 @@ def _gossip(
         graph, step_size = topology(config.data.nodes), config.learning.step_size
         sampler = gradients.poisson(numbers.batch_size, num_draws=config.data.nodes * numbers.rounds)
         gradient = getattr(gradients, estimator)(sampler=sampler, clip_norm=numbers.clip_norm, **table)
-        noise, seen = privacy.gaussian(noise_std), functools.partial(released, graph, step_size)
-        if in_pairs:
-            keys = privacy.key_graph("ring", config.data.nodes)
-            noise = privacy.shared_gaussian(noise_std, key_graph=keys, ratio=_SHARED_RATIO, colluding=0)
-            seen = _without_shared(seen, keys)
+        noise = config.learning.noise(config.data.nodes, noise_std)
         algorithm = constructor(task, graph=graph, step_size=step_size, gradient=gradient, noise=noise)
-        return Learner(algorithm, seen, numbers.rounds)
+        seen = functools.partial(released, graph, step_size)
+        return Learner(algorithm, seen, numbers.rounds, covariance=covariance(noise) if noise_std else None)
 
-    add_canaries = functools.partial(_among_samples, shared_coordinates=not (releases_total or in_pairs))
+    add_canaries = functools.partial(_among_samples, shared_coordinates=not releases_total)
     return Method(learner, add_canaries, releases_total, stored=bool(table))
-
-
-def _without_shared(released: Callable[..., PyTree], keys: privacy.KeyGraph) -> Callable[..., PyTree]:
-    """What an observer of all nodes makes of noisy gradients y whose noise has the covariance Sigma over nodes.
-
-    In the canaries' coordinates, of which a single node has a gradient, it is t = (Sigma^-1 y)_u / (Sigma^-1)_uu, which
-    has the effective noise. Elsewhere it is Sigma^(-1/2) y, at the same scale: independent numbers, of which the checks
-    of noise know the law. A node's own y looks more private than it is.
-    """
-    factor, _ = calibrated(keys, ratio=_SHARED_RATIO, colluding=0)
-    squares = np.square(factor * _SHARED_RATIO * keys.weights)
-    covariance = np.diag(factor**2 + squares.sum(axis=1)) - squares  # at effective noise 1
-    values, vectors = np.linalg.eigh(np.linalg.inv(covariance))
-    inverse, root = ((vectors * power) @ vectors.T for power in (values, np.sqrt(values)))
-
-    def seen(before, after):
-        def combined(name, tree):
-            ways = jnp.asarray(inverse if name == "canary" else root, jnp.float32)
-            return jax.tree.map(
-                lambda leaf: jnp.tensordot(ways, leaf, axes=1, precision=jax.lax.Precision.HIGHEST), tree
-            )
-
-        return {name: combined(name, tree) for name, tree in released(before, after).items()}
-
-    return seen
 
 
 def _ali_rounds(iterations: int) -> int:
@@ -211,7 +183,6 @@ def _fed_avg_learner(config: Configuration, task: Task, numbers: Numbers, noise_
 
 METHODS = {
     "PrivSGP": _gossip("mini_batch", push_sum, released_by_push_sum, graphs.directed_ring),
-    "PrivSGP in pairs": _gossip("mini_batch", push_sum, released_by_push_sum, graphs.directed_ring, in_pairs=True),
     "PrivSGP-VR": _gossip("saga", push_sum, released_by_push_sum, graphs.directed_ring),
     "DP2-SGD": _gossip("mini_batch", dp2_sgd, released_by_d_psgd, graphs.ring),
     "A(DP)2SGD": _gossip("mini_batch", a_dp2_sgd, released_by_a_dp2_sgd, graphs.ring, releases_total=True),

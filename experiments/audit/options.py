@@ -10,8 +10,11 @@ from jaxfl import models
 from jaxfl.core import ArgumentError, FederatedData, Task, check
 from jaxfl.data import federate
 from jaxfl.data.partition import iid
-from jaxfl.frame import Data, unsaved
+from jaxfl.frame import Data, unsaved, where
 from jaxfl.privacy.audit_mechanism import Mechanism
+from jaxfl.privacy.mechanisms import NoiseMechanism, gaussian
+from jaxfl.privacy.shared import check_ratio, key_graph
+from jaxfl.privacy.shared_noise import shared_gaussian
 
 SINGLE = ("ALI-DPFL",)
 """Methods whose run has one node, which holds all samples and canaries."""
@@ -40,11 +43,8 @@ class Samples(Data):
 class Learning:
     """The algorithm."""
 
-    method: Literal["PrivSGP", "PrivSGP in pairs", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg"] = (
-        "PrivSGP"
-    )
-    """Method to audit. PrivSGP in pairs has noise that neighbors on a ring share, twice their own, and an observer from
-    outside. For A(DP)2SGD the audit sees only the sum over nodes: all the noise, and little of the signal.
+    method: Literal["PrivSGP", "PrivSGP-VR", "DP2-SGD", "A(DP)2SGD", "ALI-DPFL", "DP-FedAvg"] = "PrivSGP"
+    """Method to audit. For A(DP)2SGD the audit sees only the sum over nodes: all the noise, and little of the signal.
     ALI-DPFL runs with one client. For DP-FedAvg whole clients are audited."""
     hidden: tuple[int, ...] = ()
     """Units of the hidden layers of the multilayer perceptron; none for a linear model."""
@@ -59,6 +59,18 @@ class Learning:
     """Step size gamma."""
     clip_norm: float = 1.0
     """Bound on each sample's gradient in the L2 norm; for DP-FedAvg, on each client's update."""
+    shared_ratio: float = 0.0
+    """Noise that pairs of nodes share, as a multiple of their own (docs/trust.md); the observer is from outside. 0:
+    noise is a node's own."""
+    key_graph: Literal["ring", "exponential", "complete"] = "ring"
+    """Pairs of nodes that share noise."""
+
+    def noise(self, num_nodes: int, noise_std: float) -> NoiseMechanism:
+        """Noise of a node's own, or of the same effect, shared by pairs."""
+        if not self.shared_ratio:
+            return gaussian(noise_std)
+        keys = key_graph(self.key_graph, num_nodes)
+        return shared_gaussian(noise_std, key_graph=keys, ratio=self.shared_ratio, colluding=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +116,11 @@ class Numbers(NamedTuple):
 class Configuration:
     """One audit."""
 
-    COUNTS: ClassVar = ({"nodes": lambda options: options["method"] not in SINGLE},)
+    COUNTS: ClassVar = (
+        {"nodes": lambda options: options["method"] not in SINGLE},
+        where("method", ("PrivSGP", "PrivSGP-VR", "DP2-SGD"), "shared_ratio"),
+        {"key_graph": lambda options: bool(options["shared_ratio"])},
+    )
     data: Samples = Samples()
     learning: Learning = Learning()
     claim: Claim = Claim()
@@ -193,6 +209,7 @@ def check_config(config: Configuration) -> None:
     data, learning, claim = config.data, config.learning, config.claim
     check.at_least(1, iterations=learning.iterations)
     check.positive(clip_norm=learning.clip_norm)
+    check_ratio(shared_ratio=learning.shared_ratio)
     check.positive(target_epsilon=claim.target_epsilon, noise_error=claim.noise_error)
     for name in ("rounds_error", "sampling_error"):
         if not 1 <= getattr(claim, name) < math.inf:

@@ -30,6 +30,7 @@ EXPERIMENT = Experiment(
     columns=("test_accuracy", "test_accuracy_worst_node", "train_loss"),
     aliases={
         **{"num_nodes": "nodes", "num_rounds": "rounds", "iterations": "rounds", "mixing_matrices": "graph"},
+        **{"num_mixings": "mixings", "num_final_mixings": "final_mixings"},
         "table": "model",  # PrivSGP-VR's needs one of jaxfl.models in factored form
     },
 )

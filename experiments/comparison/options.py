@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxfl.core import ArgumentError, Task, check
 from jaxfl.frame import Clients, Costs, Data, Experiment, Network, Row, Run, where
-from jaxfl.frame.options import affects_statements_only, traced
+from jaxfl.frame.options import ABSENT, added_later, affects_statements_only, traced
 from jaxfl.privacy.clients import ClientRelease, account
 
 from .. import ali_dpfl, dp_gradient_tracking, privsgp_vr
@@ -19,6 +19,8 @@ RELATIONS = ("zero_out", "replace_one")
 UPDATES, ADAPTIVE = "DP-FedAvg", "ALI-DPFL"
 SILENT = ("pooled", "without_noise")
 IN_PAIRS = ("PrivSGP-VR", "PrivSGP", "DP2-SGD")  # methods whose nodes may share noise
+MIXING = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", "noisy-states", "without_noise")  # may mix more than once in a round
+UNMIXED = ("DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states")  # whose round ends with a node's own noise
 
 
 class Method(NamedTuple):
@@ -38,14 +40,17 @@ class Learning:
         where("method", (UPDATES,), "num_active", "update_clip_norm"),
         where("method", (ADAPTIVE,), "kappa", "estimates_share"),
         where("method", ("DP-GT", "noisy-states"), "state_mixing"),
+        where("method", MIXING, "mixings"),
+        where("method", (*MIXING, *UNMIXED), "final_mixings"),
+        where("method", UNMIXED, "measured"),
     )
     method: Literal[
         "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL", "DP-FedAvg",
-        "alone", "pooled", "without_noise"
+        "alone", "pooled", "curator", "without_noise"
     ] = "PrivSGP"  # fmt: skip
     """On a graph: PrivSGP-VR, PrivSGP, DP2-SGD, A(DP)2SGD, DP-GT (gradient tracking) and noisy-states (noisy gossip).
     With a server: ALI-DPFL, DPFL, and DP-FedAvg, which protects whole clients. Baselines of PrivSGP: alone (each node
-    by itself), pooled (all data in one place, no noise) and without_noise."""
+    by itself), pooled (all data in one place, no noise), curator (the same by DP-SGD) and without_noise."""
     rounds: int = 60
     """Rounds of every method. Methods with a server make local_steps iterations in each."""
     step_size: float = traced(1.0)
@@ -58,6 +63,14 @@ class Learning:
     state_mixing: float = traced(1.0)
     """Mixing step alpha of DP-GT and noisy-states: a node moves its state by alpha times the weighted differences from
     what it hears. With 1 the new state is the weighted mean, which was best on digits; scheme S2 has 0.1."""
+    mixings: int = added_later(1, {1: ABSENT})
+    """Exchanges of a round, of methods that may have several: they cost bits and no epsilon."""
+    final_mixings: int = added_later(0, {0: ABSENT})
+    """Exchanges after the last round, of methods on a graph."""
+    measured: Literal["paper", "after_mixing"] = added_later("paper", {"paper": ABSENT})
+    """Place at which DP2-SGD, A(DP)2SGD, DP-GT and noisy-states are measured. paper: where their papers end a round,
+    with a node's own fresh noise that nobody has averaged. after_mixing: after one more exchange of what was released,
+    which costs bits and no epsilon. A round of PrivSGP ends with a mixing, so that this is the same place for all."""
     local_steps: int = 3
     """Iterations of a client in a round, of methods with a server; ALI-DPFL divides as many over its rounds."""
     kappa: float = traced(30.0)
@@ -125,9 +138,14 @@ class Configuration:
         return self.network.task(self.data)
 
 
+def _mixings(learning: Learning) -> dict[str, int]:
+    after = learning.measured == "after_mixing" and learning.method in UNMIXED
+    return {"mixings": learning.mixings, "final_mixings": learning.final_mixings + after}
+
+
 def _gossip(config: Configuration) -> dict[str, Any]:
     learning, budget, topology = config.learning, config.budget, config.topology
-    directed = learning.method in ("PrivSGP-VR", "PrivSGP", "alone", "pooled", "without_noise")
+    directed = learning.method not in ("DP2-SGD", "A(DP)2SGD")
     return {
         **vars(budget),
         **(config.trust.counting() if learning.method in IN_PAIRS else {}),
@@ -135,6 +153,7 @@ def _gossip(config: Configuration) -> dict[str, Any]:
         "method": learning.method if learning.method in ON_A_GRAPH else "PrivSGP",
         "graph": topology.graph if directed else topology.undirected,
         "iterations": learning.rounds,
+        **_mixings(learning),
         **{name: getattr(learning, name) for name in ("step_size", "batch_size", "clip_norm")},
     }
 
@@ -151,6 +170,7 @@ def _tracking(config: Configuration) -> dict[str, Any]:
         **({"graph": topology.graph} if is_tracking else {"baseline_graph": topology.undirected}),
         "iterations": learning.rounds,
         "state_mixing": learning.state_mixing,
+        **_mixings(learning),
         **{name: getattr(learning, name) for name in ("step_size", "clip_norm")},
     }
 

@@ -42,6 +42,7 @@ EXPERIMENT = Experiment(
         **dict.fromkeys(("state_weights", "tracker_weights", "pair"), "graph"),
         **dict.fromkeys(("num_rounds", "num_iterations"), "iterations"),
         **{"num_nodes": "nodes", "most_samples": "train_samples"},
+        **{"num_mixings": "mixings", "num_final_mixings": "final_mixings"},
         **{"threshold": "ternary_threshold", "step": "quantization_step"},
     },
     finish=finish,

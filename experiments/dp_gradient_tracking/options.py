@@ -112,6 +112,13 @@ class Learning:
     quantization_step: float = traced(0.1)
     """Distance of the values that noisy-quantized-states and quantized-states send."""
 
+    mixings: int = added_later(1, {1: ABSENT})
+    """Exchanges of a round, of methods that send states only: noisy states are mixed as often, which costs bits and no
+    epsilon. The bound of DP-GT is for one."""
+    final_mixings: int = added_later(0, {0: ABSENT})
+    """Exchanges of noisy states after the last round, which cost bits and no epsilon. All evaluations show parameters
+    as they would be after these. By default a state is measured with a node's own fresh noise, as published."""
+
     def quantizer(self) -> channel.Quantizer | None:
         """Quantizer of messages, where the method has one."""
         if self.method == "ternary-states":
@@ -170,7 +177,9 @@ class Configuration:
         where("method", ("DP-GT",), "graph", "edge_weight", "tracker_mixing"),
         where("method", ("DP-GT",), "smoothness", "gradient_dominance", "strict"),
         where("method", _NOISY, "noise_exponent", "noise_base", "noise_gain", "agent_gains", "target_epsilon", "bound"),
-        where("method", METHODS[:-1], "gradient_at", "state_mixing"),  # all but noisy-outputs
+        where("method", METHODS[:-1], "gradient_at", "state_mixing", "final_mixings"),  # all but noisy-outputs
+        where("method", METHODS[1:-1], "mixings"),
+        where("gradient_at", ("broadcast",), "final_mixings"),
         where("method", METHODS[1:], "baseline_graph"),
         where("method", _ROUNDED, "quantization_step"),
         where("method", ("ternary-states",), "ternary_threshold"),
@@ -260,15 +269,16 @@ class Configuration:
             "clip_norm": None if learning.assume_bounded else learning.clip_norm,
             "distribution": self.noise.distribution,
         }
+        mixings: dict[str, Any] = {"num_final_mixings": learning.final_mixings}
         if learning.method == "DP-GT":
             pair = weights.pair(nodes)
             names = read_graph(weights.graph, nodes).names if is_edges(weights.graph) else None
-            shared |= {"names": names, "gradient_at": learning.gradient_at}
+            shared |= {"names": names, "gradient_at": learning.gradient_at, **mixings}
             return gradient_tracking(task, **pair._asdict(), **shared)
         graph = _undirected(weights.baseline_graph, nodes)
         if learning.method == "noisy-outputs":
             return output_perturbation(task, graph=graph, **shared)
-        quantizer = learning.quantizer()
+        quantizer, shared = learning.quantizer(), {**shared, **mixings, "num_mixings": learning.mixings}
         return perturbed_gossip(task, graph=graph, **shared, gradient_at=learning.gradient_at, quantizer=quantizer)
 
 
@@ -354,7 +364,7 @@ DERIVED = {
 }
 _SILENT = {"noise_gain": 0.0, "agent_gains": (), "target_epsilon": INFINITY}
 # Without neighbors a tracker is the agent's own gradient: DP-GT is then distributed SGD on its own broadcast states.
-_ALONE = {"method": "noisy-states", "baseline_graph": "isolated"}
+_ALONE = {"method": "noisy-states", "baseline_graph": "isolated", "mixings": 1, "final_mixings": 0}
 
 
 def _pooled(row: Row) -> dict[str, Any]:
@@ -363,8 +373,15 @@ def _pooled(row: Row) -> dict[str, Any]:
     return {**_SILENT, **_ALONE, "nodes": 1, "partition": "iid", "batch_size": batch_size}
 
 
+def _curator(row: Row) -> dict[str, Any] | None:
+    """DP-SGD on all samples in one place, at the budget of a row: noisy states that move to themselves."""
+    budget = {"noise_gain": "calibrated", "target_epsilon": row.config.noise.target_epsilon, "state_mixing": 1.0}
+    return {**_pooled(row), **budget} if row.config.has_budget else None
+
+
 BASELINES = {
     "alone": lambda row: _ALONE if row.config.is_noisy else None,
     "pooled": _pooled,
+    "curator": _curator,
     "without_noise": lambda row: _SILENT if row.config.is_noisy else None,
 }

@@ -12,7 +12,8 @@ Bounds", IJCAI 2024, arXiv:2405.02638.
 
 from jaxfl.frame import Experiment, Overlay
 
-from .options import BASELINES, DERIVED, RIVALS, Configuration
+from .baselines import BASELINES
+from .options import DERIVED, RIVALS, Configuration
 from .prepare import finish, prepare
 from .presets import PRESETS
 
@@ -37,8 +38,12 @@ EXPERIMENT = Experiment(
         "noise_std": "noise {}",
         "target_epsilon": "ε = {}",
         "bound": "{}",
+        "mixings": "M = {}",
     },
     finish=finish,
     baselines=BASELINES,
-    aliases={"mixing_matrices": "graph", "num_nodes": "nodes", "num_rounds": "iterations"},
+    aliases={
+        **{"mixing_matrices": "graph", "num_nodes": "nodes", "num_rounds": "iterations"},
+        **{"num_mixings": "mixings", "num_final_mixings": "final_mixings"},
+    },
 )

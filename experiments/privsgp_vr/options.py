@@ -22,7 +22,6 @@ from jaxfl.frame import (
     Data,
     Network,
     Publication,
-    Row,
     Run,
     affects_statements_only,
     choose,
@@ -30,7 +29,7 @@ from jaxfl.frame import (
     traced,
     where,
 )
-from jaxfl.frame.options import added_later
+from jaxfl.frame.options import ABSENT, added_later
 from jaxfl.frame.own_files import FITTED
 from jaxfl.graphs.files import is_graph_file, read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
@@ -118,6 +117,7 @@ class Learning:
     COUNTS: ClassVar = (
         where("method", ("PrivSGP-VR",), "storage", "refresh_every"),
         where("method", (_DELAYED,), "max_delay"),
+        where("method", tuple(name for name in METHODS if name != _DELAYED), "mixings"),
         where("table", ("per_batch",), "entry_size"),
         {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
     )
@@ -150,6 +150,12 @@ class Learning:
     refresh_every: int | Literal["auto", "never"] = added_later("auto", {"auto": 1000})
     """Rounds between exact recomputations of the table's mean. never: the mean's rounding error is kept and added back
     instead. auto: 1000 on a CPU, and never on accelerators, which would wait for their host in every round."""
+    mixings: int = added_later(1, {1: ABSENT})
+    """Exchanges of a round. Each costs its bits and no epsilon; as many as log2 of the nodes are the exact mean on the
+    exponential graph of 2^m nodes. In a round of A(DP)2SGD each node wakes by itself, so that there is one only."""
+    final_mixings: int = added_later(0, {0: ABSENT})
+    """Exchanges after the last round, which cost bits and no epsilon. All evaluations show parameters as they would be
+    after these. 1 measures DP2-SGD and A(DP)2SGD, whose rounds end with a node's own noise, after a mixing."""
     max_delay: int = 16
     """Largest delay of A(DP)2SGD: a gradient is taken at parameters up to this many events old."""
 
@@ -271,7 +277,7 @@ class Configuration:
         """Pairs of nodes that share noise, and its ratio; None where each node has its own."""
         if self.trust.trust == "everyone":
             return None
-        return _shared_keys(self.trust, self.topology, self.clients.nodes)
+        return _shared_keys(self.trust, self.topology, self.clients.nodes, self.learning.mixings)
 
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
@@ -283,19 +289,21 @@ class Configuration:
         graph = self.topology.build(self.clients.nodes)
         keys = self.shared_keys()
         mechanism = choose(NOISE, flat(self)) if keys is None else self.trust.noise(keys)
+        is_delayed = learning.method == _DELAYED
         return method.algorithm(
             self.task(),
             graph=graph,
             gradient=learning.gradient(self.clients.nodes),
             noise=None if silent and not method.needs_noise else mechanism(noise),
             step_size=learning.step_size,
-            **({"max_delay": learning.max_delay} if learning.method == _DELAYED else {}),
+            num_final_mixings=learning.final_mixings,
+            **({"max_delay": learning.max_delay} if is_delayed else {"num_mixings": learning.mixings}),
         )
 
 
 @functools.cache
-def _shared_keys(trust: Trust, topology: Topology, nodes: int) -> SharedKeys:
-    return trust.choice(topology.build(nodes))
+def _shared_keys(trust: Trust, topology: Topology, nodes: int, mixings: int) -> SharedKeys:
+    return trust.choice(topology.build(nodes), mixings)
 
 
 @functools.cache
@@ -374,19 +382,4 @@ DERIVED = {
     "evaluate_every": lambda options, names: (  # 0 until K is known
         0 if options["iterations"] == "auto" else max(1, options["iterations"] // 40)
     ),
-}
-_SILENT = {"noise_std": 0.0, "target_epsilon": INFINITY, "node_noise": (), "node_epsilons": (), "trust": "everyone"}
-
-
-def _pooled(row: Row) -> dict[str, Any]:
-    """One node with all samples, and batches of as many as all nodes take together."""
-    nodes = row.config.clients.nodes
-    batch_size = nodes * row.config.learning.batch_size
-    return {**_SILENT, "nodes": 1, "partition": "iid", "graph": "isolated", "batch_size": batch_size}
-
-
-BASELINES = {
-    "alone": lambda row: {"graph": "isolated", "trust": "everyone"},
-    "pooled": _pooled,
-    "without_noise": lambda row: _SILENT,
 }

@@ -32,6 +32,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.exchange import exchange, plus_final
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.core import (
     Algorithm,
@@ -52,7 +53,7 @@ from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
-from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
+from jaxfl.graphs import Graph, require_doubly_stochastic, require_strongly_connected, require_undirected
 from jaxfl.privacy import A_DP2_SGD, NoiseMechanism
 from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_own_noise, require_rescaled
 
@@ -94,18 +95,24 @@ def a_dp2_sgd(
     noise: NoiseMechanism | None = None,
     gradient: GradientEstimator | None = None,
     max_delay: int = 16,
+    num_final_mixings: int = 0,
 ) -> Algorithm:
     """Asynchronous decentralised SGD; a round is n events.
 
     Args:
         task: the learning task.
-        graph: who may average with whom: fixed, undirected and connected. Its weights are not used.
+        graph: who may average with whom: fixed, undirected and connected. Its weights are not used
+            but for final exchanges, which need them doubly stochastic.
         step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         noise: added to the gradient of every event, at the scale of the waking node; None adds nothing (AD-PSGD).
         gradient: how the waking node estimates its gradient: an estimator without state; default `mini_batch()`, one
             uniform sample.
         max_delay: largest age in events of the parameters at which a gradient is taken, at least 0; the state keeps
             2 max(2, max_delay + 1) rows of parameters for it.
+        num_final_mixings: exchanges of all nodes after the last round, by the graph's weights: `node_params` gives what
+            they would make of the state. Their bits count in the first round. The paper's round ends with a node's own
+            fresh noise; 1 measures it after a mixing, as PrivSGP is. A round's events cannot mix more often: a node
+            wakes by itself. Static.
 
     Raises:
         ArgumentError: an unusable graph, number or noise; from `init`, an estimator that keeps state.
@@ -133,6 +140,9 @@ def a_dp2_sgd(
     check.at_least(0, max_delay=max_delay)
     require_undirected(graph)
     require_strongly_connected(graph)
+    if num_final_mixings:
+        require_doubly_stochastic(graph)
+    way = exchange(graph, num_final_mixings=num_final_mixings)
     noise = noise or NO_NOISE
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
     require_own_noise("one node acts at a time, so that shared parts do not cancel", noise=noise.distribution)
@@ -190,12 +200,16 @@ def a_dp2_sgd(
 
         (params, log), infos = jax.lax.scan(event, (state.params, state.log), (slots, draws))
         infos = jax.tree.map(lambda leaf: leaf[:, 0], infos)
-        info = _info(infos, draws, params)
+        final = graph, k, range(1, 1 + num_final_mixings), 32 * (size(params) // num_nodes)
+        info = _info(infos, draws, params, lambda messages: plus_final(messages, *final))
         return State(params=params, log=log, round_index=k + 1), info
+
+    def node_params(state):
+        return way.finish(state.params, state.round_index)
 
     releases = of_noisy_gradients(A_DP2_SGD, task, num_nodes, estimator, noise)
     nodes = num_nodes, graph.names
-    return algorithm(init, draw, update, lambda state: state.params, nodes=nodes, releases=releases)
+    return algorithm(init, draw, update, node_params, nodes=nodes, releases=releases)
 
 
 def released_gradients(
@@ -309,7 +323,9 @@ def _params_after(
     return jax.tree.map(write, params, log.params, gradient)
 
 
-def _info(infos: Info, draws: Draws, params: PyTree) -> Info:
+def _info(
+    infos: Info, draws: Draws, params: PyTree, plus_final_bits: Callable[[dict[str, Array]], dict[str, Array]]
+) -> Info:
     """Turn numbers of a round's events (n,) into numbers of its nodes (n,).
 
     Measurements are means over the events of a node. A node that did not wake shows the mean over all n events, so that
@@ -333,7 +349,6 @@ def _info(infos: Info, draws: Draws, params: PyTree) -> Info:
     return means.plus(
         jax.tree.map(total, infos.counts),
         consensus_distance=consensus_distance(params),
-        bits_sent=bits,
-        bits_received=bits,
+        **plus_final_bits({"bits_sent": bits, "bits_received": bits}),
         events=events,  # how often each node woke: its noisy gradients released; sums to n
     )

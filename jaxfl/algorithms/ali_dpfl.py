@@ -73,7 +73,7 @@ from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import number_type, replicate, size
 from jaxfl.gradients.per_example import tree_norm
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
-from jaxfl.privacy.mechanisms import require_own_noise
+from jaxfl.privacy.mechanisms import NO_NOISE, require_own_noise
 
 
 class State(NamedTuple):
@@ -366,10 +366,8 @@ def _check_clients(clients: LocalSteps, step_size: float | Array) -> None:
     if not clients.is_private or clients.num_steps is not None:
         found = "got clients without either" if not clients.is_private else "got clients with num_steps"
         raise ArgumentError("clients", "must clip or add noise, and leave the number of steps open", found, remedy)
-    if clients.noise is not None:
-        require_own_noise(
-            "the rule for the next number of steps counts noise of one's own", clients=clients.noise.distribution
-        )
+    noise = NO_NOISE if clients.noise is None else clients.noise
+    require_own_noise("the rule for the next tau counts noise of a client's own", clients=noise.distribution)
     noisy = check.is_traced(clients.noise_std) or bool(np.any(np.asarray(clients.noise_std)))
     if noisy and clients.sampler != "poisson":
         requirement, found = "must draw Poisson batches where they add noise", f"got sampler {clients.sampler!r}"

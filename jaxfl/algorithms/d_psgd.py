@@ -9,6 +9,9 @@
 | N_i | `noise` |
 | gamma, W | `step_size`, `graph` |
 
+With `num_mixings` M the first term is a product of M matrices, of the places kM, ..., kM + M - 1 of the graph's period.
+A message is then still a function of earlier noisy gradients, so that no epsilon changes (proof in `push_sum`).
+
 D-PSGD: Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can Decentralized Algorithms Outperform Centralized Algorithms?",
 NeurIPS 2017, arXiv:1705.09056, Algorithm 1. DP2-SGD: Yu, Zou, Chen, Tao, Tian, Lv, Cheng, "Decentralized Parallel SGD
 with Privacy Preservation in Vehicular Networks", IEEE Transactions on Vehicular Technology 70(6), 2021. A(DP)2SGD, its
@@ -23,9 +26,9 @@ The rows of the resulting matrix sum to 1 in every round. Its columns do, too, i
 an edge fail together (`jaxfl.links(..., symmetric=True)`). Otherwise lost messages move the mean of the nodes. Links do
 not weaken a privacy statement about the messages, for the reasons in `push_sum`.
 
-Differences from the papers: links; any gradient estimator; for D-PSGD optional noise and any sequence of doubly
-stochastic matrices. The paper's DP2-SGD chooses its noise by basic composition; here the caller does, by
-`jaxfl.privacy`.
+Differences from the papers: links; more than one exchange in a round; any gradient estimator; for D-PSGD optional noise
+and any sequence of doubly stochastic matrices. The paper's DP2-SGD chooses its noise by basic composition; here the
+caller does, by `jaxfl.privacy`.
 
 Does not claim: a privacy guarantee. The noise has the scale that the caller passes.
 """
@@ -88,6 +91,8 @@ def d_psgd(
     noise: NoiseMechanism | None = None,
     links: Links | None = None,
     optimizer: optax.GradientTransformation | None = None,
+    num_mixings: int = 1,
+    num_final_mixings: int = 0,
 ) -> Algorithm:
     """Decentralised parallel SGD.
 
@@ -102,6 +107,9 @@ def d_psgd(
         optimizer: any optax optimizer, in place of a step size. Each node runs its own: the update for the noisy
             gradient, given x_i^k, is added to the mixture. The optimizer's state stays at the node. It is computed from
             noisy gradients alone, so a privacy statement about these covers it.
+        num_mixings: M, exchanges of a round. Epsilon is that of one, bits are M times as many. Static.
+        num_final_mixings: exchanges after the last round, over links that lose and round nothing: `node_params` gives
+            what they would make of the state. Their bits count in the first round. Static.
 
     Returns:
         An `Algorithm`; the loss of its info is taken at the parameters before the round, the consensus distance after.
@@ -134,7 +142,8 @@ def d_psgd(
     keeps_sum = links is None or not links.may_lose or (links.symmetric and _is_symmetric(graph))
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=not keeps_sum)
     estimator = mini_batch() if gradient is None else gradient
-    way = exchange(graph, links, kept_by="receiver")
+    mixings = {"num_mixings": num_mixings, "num_final_mixings": num_final_mixings}
+    way = exchange(graph, links, **mixings)
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
@@ -164,7 +173,7 @@ def d_psgd(
         return State(params=params, gradient=estimator_state, round_index=k + 1, optimizer=memory), info
 
     def node_params(state):
-        return evaluated(task, state.params, state.gradient)
+        return evaluated(task, way.finish(state.params, state.round_index), state.gradient)
 
     releases = of_noisy_gradients(D_PSGD, task, graph.num_nodes, estimator, noise)
     nodes = graph.num_nodes, graph.names
@@ -181,11 +190,15 @@ def dp2_sgd(
     gradient: GradientEstimator | None = None,
     links: Links | None = None,
     optimizer: optax.GradientTransformation | None = None,
+    num_mixings: int = 1,
+    num_final_mixings: int = 0,
 ) -> Algorithm:
     """D-PSGD with noise on a fixed undirected graph.
 
     Args:
-        task, step_size, gradient, links, optimizer: as for `d_psgd`.
+        task, step_size, gradient, links, optimizer, num_mixings: as for `d_psgd`.
+        num_final_mixings: as for `d_psgd`. The paper's round ends with a node's own fresh noise; 1 measures it after a
+            mixing, as PrivSGP is.
         graph: one symmetric, doubly stochastic mixing matrix for all rounds, connected.
         noise: added to every node's gradient in every round.
 
@@ -205,6 +218,7 @@ def dp2_sgd(
     """
     require_undirected(graph, weights=True)
     options = {"step_size": step_size, "gradient": gradient, "noise": noise, "links": links, "optimizer": optimizer}
+    options |= {"num_mixings": num_mixings, "num_final_mixings": num_final_mixings}
     estimator = mini_batch() if gradient is None else gradient
     releases = of_noisy_gradients(DP2_SGD, task, graph.num_nodes, estimator, noise)
     return d_psgd(task, graph=graph, **options)._replace(releases=releases)
@@ -222,7 +236,7 @@ def released_gradients(
     The states do not suffice over links that lose or round messages.
 
     Args:
-        graph: as given to the algorithm; static under jit.
+        graph: as given to the algorithm, with one mixing in a round; static under jit.
         step_size: gamma as given to the algorithm. From a run with an optimizer nothing can be recovered.
         before, after: states around one round.
 

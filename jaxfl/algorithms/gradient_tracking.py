@@ -87,6 +87,7 @@ def gradient_tracking(
     gradient_at: str = "broadcast",
     links: Links | None = None,
     names: Sequence[str] | None = None,
+    num_final_mixings: int = 0,
 ) -> Algorithm:
     """Gradient tracking with noise on all that is broadcast, on weights that need not be stochastic.
 
@@ -111,6 +112,10 @@ def gradient_tracking(
             Links that lose messages are refused beside noise, see above. None loses and rounds nothing.
         names: (n,), names of the nodes in the order of both weights, for instance `graph.names`. Data with names must
             have the same. None where nodes are numbers. Static.
+        num_final_mixings: exchanges of x~ after the last round, by R with rows divided by their sums where these exceed
+            1: `node_params` gives what they would make of it. Their bits count in the first round. 0 where x is
+            returned, which is never sent. The paper's round ends with a node's own fresh noise; 1 measures it after a
+            mixing, as PrivSGP is. A round's own mixings are one: the bound is for them. Static.
 
     Returns:
         An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In its info the loss is taken
@@ -149,7 +154,12 @@ def gradient_tracking(
     check.one_of(("broadcast", "state"), gradient_at=gradient_at)
     estimator = mini_batch(sampler=fixed(plan.num_samples), clip_norm=clip_norm, clip_order=clip_order)
     weights = state_weights, tracker_weights, names
-    learner = tracking_rounds(task, weights, plan, estimator, unit_noise, gradient_at=gradient_at, links=links)
+    check.at_least(0, num_final_mixings=num_final_mixings)
+    if num_final_mixings and gradient_at == "state":
+        found, remedy = f"got {num_final_mixings}", 'Pass gradient_at="broadcast".'
+        raise ArgumentError("num_final_mixings", "must be 0 where x is returned, which is never sent", found, remedy)
+    options = {"gradient_at": gradient_at, "links": links, "num_final_mixings": num_final_mixings}
+    learner = tracking_rounds(task, weights, plan, estimator, unit_noise, **options)
     _check_links(links or PLAIN, plan)
     scales = {"state_noise_scale": plan.state_noise_scale, "tracker_noise_scale": plan.tracker_noise_scale}
     check_noise_scales(len(state_weights), **scales)
@@ -168,6 +178,7 @@ def tracking_rounds(
     *,
     gradient_at: str,
     links: Links | None,
+    num_final_mixings: int = 0,
 ) -> Algorithm:
     """The rounds of `gradient_tracking`, whose noise has scale 1 here, and of `ab`, without noise."""
     # R and C: along R nodes pull states from their in-neighbors, along C they push trackers to their out-neighbors.
@@ -178,6 +189,9 @@ def tracking_rounds(
     links.check_num_nodes(num_nodes)
     # Messages to i from j in a round, (n, n): a state and a tracker are two.
     edges = sum(((weights > 0) & ~np.eye(num_nodes, dtype=bool)).astype(np.int32) for weights in (pull, push))
+
+    final_edges = num_final_mixings * (pull > 0) * ~np.eye(num_nodes, dtype=bool)
+    final_weights = pull / np.maximum(pull.sum(axis=1, keepdims=True), 1)
 
     def point(params, broadcast_params):
         return broadcast_params if gradient_at == "broadcast" else params
@@ -230,6 +244,9 @@ def tracking_rounds(
         terms = state.gradient_tracker, tracker_change, gradient, state.gradient
         tracker = jax.tree.map(lambda y, change, new, old: y + beta * change + (new - old), *terms)
         bits = jnp.asarray(edges, jnp.float32) * (links.bits * (size(params) // num_nodes))
+        if num_final_mixings:
+            final = jnp.asarray(final_edges, jnp.float32) * (32 * (size(params) // num_nodes))
+            bits = bits + jnp.where(k == 0, final, 0)
         info = info.plus(
             {} if arrived is None else {LOST_MESSAGES: jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)},
             counts,
@@ -247,7 +264,11 @@ def tracking_rounds(
         return new_state, info
 
     def node_params(state):
-        return point(state.params, state.broadcast_params)
+        def once(_, params):
+            return jax.tree.map(jnp.add, params, _inflow(final_weights, 1, None, params, params))
+
+        params = point(state.params, state.broadcast_params)
+        return jax.lax.fori_loop(0, num_final_mixings, once, params) if num_final_mixings else params
 
     return algorithm(init, draw, update, node_params, nodes=(num_nodes, weights[2]))
 

@@ -3,6 +3,10 @@
     x~_i^k    = Q(x_i^k + zeta_i^k)                                              what is broadcast
     x_i^{k+1} = (1 - alpha) x_i^k + alpha sum_j a_ij x~_j^k - gamma g_i^k,       g_i^k at x_i^k, or at x~_i^k
 
+With `num_mixings` M, x~ is mixed M times in place of once: s^0 = x~, s^m_i = sum_j a_ij s^{m-1}_j, and s^M stands in
+place of the sum. Only mixtures of broadcasts are passed on, a node's own term too, never x: it holds the last gradient
+without noise. Messages are then functions of what was broadcast, so that no epsilon changes.
+
 | symbol | here |
 |---|---|
 | x_i, x~_i | `State.params`, `State.broadcast_params` |
@@ -39,12 +43,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.exchange import message_bits
+from jaxfl.algorithms.exchange import exchange
 from jaxfl.algorithms.releases import of_noisy_states
 from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
-from jaxfl.channel import Quantizer
+from jaxfl.channel import LinkDraws, Quantizer
 from jaxfl.channel.links import RoundingValues, links
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, node_keys, one_kernel, purpose_key
+from jaxfl.core import (
+    Algorithm,
+    ArgumentError,
+    Array,
+    Purpose,
+    PyTree,
+    Task,
+    algorithm,
+    check,
+    node_keys,
+    one_kernel,
+    purpose_key,
+)
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.check import is_traced
 from jaxfl.core.tasks import check_sample_losses
@@ -52,7 +68,6 @@ from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, sc
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import (
     Graph,
-    mix,
     require_doubly_stochastic,
     require_strongly_connected,
     require_undirected,
@@ -91,6 +106,8 @@ def perturbed_gossip(
     distribution: str = "laplace",
     quantizer: Quantizer | None = None,
     gradient_at: str = "state",
+    num_mixings: int = 1,
+    num_final_mixings: int = 0,
 ) -> Algorithm:
     """Distributed SGD on perturbed, possibly quantised, states over an undirected graph.
 
@@ -112,6 +129,10 @@ def perturbed_gossip(
         quantizer: rounds x + zeta before it is sent; None sends 32 bits a number.
         gradient_at: "state" takes gradients at x and returns it, as published; "broadcast" takes them at x~ and returns
             that.
+        num_mixings: M, exchanges of a round. Those behind the first send 32 bits a number: mixtures are not quantised.
+            Static.
+        num_final_mixings: exchanges of x~ after the last round: `node_params` gives what they would make of it. Their
+            bits count in the first round. 0 where x is returned, which is private. Static.
 
     Returns:
         An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In its info the loss is taken
@@ -154,7 +175,13 @@ def perturbed_gossip(
     unit_noise, clip_order = noise_of(distribution)
     check.one_of(("state", "broadcast"), gradient_at=gradient_at)
     estimator = mini_batch(sampler=fixed(schedule.num_samples), clip_norm=clip_norm, clip_order=clip_order)
+    if num_final_mixings and gradient_at == "state":
+        remedy = 'Pass gradient_at="broadcast".'
+        found = f"got {num_final_mixings}"
+        raise ArgumentError("num_final_mixings", "must be 0 where x is returned, which is never sent", found, remedy)
     way = links(quantizer=quantizer)
+    mixings = {"num_mixings": num_mixings, "num_final_mixings": num_final_mixings}
+    gossip = exchange(graph, first_bits=way.bits, **mixings)
     rounding_of = _uniform if quantizer else lambda key, params: None
     plan = graph.num_nodes, schedule, clip_norm, distribution, gradient_at
     releases = of_noisy_states(perturbed_state_account, *plan)
@@ -190,19 +217,22 @@ def perturbed_gossip(
         k = state.round_index
         alpha, gamma = at_round(schedule.state_mixing, k), at_round(schedule.step_size, k)
         gradient, _, info = estimator.estimate(task, point(state), None, data, draws.gradient, k)
+        mixture, message = gossip.send(LinkDraws(None, None), state.broadcast_params, k)
         params = jax.tree.map(
             lambda x, received, g: (1 - alpha) * x + alpha * received - gamma * g,
             state.params,
-            mix(graph, state.broadcast_params, k),
+            mixture,
             gradient,
         )
         broadcast, counts = way.send(add(params, draws.state_noise), RoundingValues(draws.rounding))
         new_state = State(params=params, broadcast_params=broadcast, round_index=k + 1)
-        message = message_bits(graph, k, way.bits * (size(params) // graph.num_nodes))
         info = info.plus(message, counts, consensus_distance=consensus_distance(params))
         return new_state, info
 
-    return algorithm(init, draw, update, point, nodes=(graph.num_nodes, graph.names), releases=releases)
+    def node_params(state):
+        return gossip.finish(point(state), state.round_index)
+
+    return algorithm(init, draw, update, node_params, nodes=(graph.num_nodes, graph.names), releases=releases)
 
 
 def _uniform(key: Array, tree: PyTree) -> PyTree:

@@ -1,8 +1,8 @@
 """Stochastic gradient push (SGP), private, over time-varying directed graphs: PrivSGP and PrivSGP-VR.
 
     x_i^{k+1/2} = x_i^k - gamma (g_i^k + N_i^k),   N_i^k ~ Normal(0, sigma_i^2 I)
-    x_i^{k+1}   = sum_j P^k_ij x_j^{k+1/2}
-    w_i^{k+1}   = sum_j P^k_ij w_j^k,              w_i^0 = 1
+    x_i^{k+1}   = sum_j P^k_ij x_j^{k+1/2}                      M times, with P^{kM}, ..., P^{kM+M-1}
+    w_i^{k+1}   = sum_j P^k_ij w_j^k,              w_i^0 = 1    likewise
     z_i^{k+1}   = x_i^{k+1} / w_i^{k+1}
 
 | symbol | here |
@@ -10,7 +10,7 @@
 | x_i, w_i, z_i | `State.params`, `State.push_sum_weight`, `debiased_params` |
 | g_i, at z_i | `gradient`: `mini_batch` gives PrivSGP (Algorithm 2), `saga` gives PrivSGP-VR (Algorithm 1) |
 | N_i, sigma_i | `noise` |
-| gamma, P^k | `step_size`, `graph` |
+| gamma, P^k, M | `step_size`, `graph`, `num_mixings` |
 
 Zhu, Huang, Wang, Xu, "PrivSGP-VR: Differentially Private Variance-Reduced Stochastic Gradient Push with Tight Utility
 Bounds", IJCAI 2024, arXiv:2405.02638, Algorithms 1 and 2. Push-sum: Nedic and Olshevsky 2016,
@@ -33,8 +33,13 @@ An observer of all messages learns a function of the noisy gradients and of rand
 data, with links as without: x_j^{k+1/2} is made of earlier noisy gradients, losses and rounding. So a statement about
 all noisy gradients, each at a point that may depend on earlier ones, covers it as well.
 
+Any number of exchanges of a round, and after the last, costs no epsilon. Every message is a function of the noisy
+gradients y_1, ..., y_k so far and of draws made without data (losses, rounding); w does not depend on data at all. The
+statements are about the y. (A later exchange may show a rounding error that the first does not; the y cover it.)
+
 Differences from the paper: gradients may be clipped per sample, batches may hold more than one sample, the step size
-may follow a schedule; links. All nodes start from the same parameters.
+may follow a schedule; links; more than one exchange in a round (the paper has M = 1). All nodes start from the same
+parameters.
 
 Does not claim: a privacy guarantee. The noise has the scale that the caller passes. Nor that lost messages
 protect: no statement has a smaller epsilon over links.
@@ -101,6 +106,8 @@ def push_sum(
     noise: NoiseMechanism | None = None,
     links: Links | None = None,
     optimizer: optax.GradientTransformation | None = None,
+    num_mixings: int = 1,
+    num_final_mixings: int = 0,
 ) -> Algorithm:
     """PrivSGP or PrivSGP-VR, by the choice of `gradient`.
 
@@ -114,6 +121,9 @@ def push_sum(
         optimizer: any optax optimizer, in place of a step size. Each node runs its own: x_i^{k+1/2} = x_i^k + u_i, with
             u_i the update for the noisy gradient, given z. The optimizer's state stays at the node. It is computed from
             noisy gradients alone, so a privacy statement about these covers it.
+        num_mixings: M, exchanges of a round. Epsilon is that of one, bits are M times as many. Static.
+        num_final_mixings: exchanges after the last round, over links that lose and round nothing: `node_params` gives
+            what they would make of the state. Their bits count in the first round. Static.
 
     Returns:
         An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is taken at z
@@ -127,6 +137,7 @@ def push_sum(
         - total mass preserved: the push-sum weights sum to n after every round.
         - over any links mass is preserved: the weights sum to n, and the sum of x moves by the step only.
         - links that lose and round nothing change no bit.
+        - the noisy gradients of a round, given key and state, do not depend on num_mixings.
         - on a doubly stochastic graph the weights stay 1 and the node mean follows the mean noisy gradient.
         - no noise, no clipping and one node give stochastic gradient descent.
 
@@ -147,7 +158,8 @@ def push_sum(
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None)
     estimator = mini_batch() if gradient is None else gradient
-    way = exchange(graph, links, kept_by="sender")
+    mixings = {"num_mixings": num_mixings, "num_final_mixings": num_final_mixings}
+    way = exchange(graph, links, kept_by="sender", **mixings)
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
@@ -191,6 +203,8 @@ def push_sum(
         return new_state, info.plus(sent, consensus_distance=distance)
 
     def node_params(state):
+        params, weight = way.finish((state.params, state.push_sum_weight), state.round_index)
+        state = state._replace(params=params, push_sum_weight=weight)
         return evaluated(task, debiased_params(state), state.gradient)
 
     has_table = estimator.sampling is not None and estimator.sampling.estimator == "saga"
@@ -219,7 +233,7 @@ def released_gradients(
     solving x^{k+1} = P^k (x^k - gamma g) for g, unless links lose or round messages.
 
     Args:
-        graph: as given to the algorithm; static under jit.
+        graph: as given to the algorithm, with one mixing in a round; static under jit.
         step_size: gamma as given to the algorithm. From a run with an optimizer nothing can be recovered.
         before, after: states around one round.
 

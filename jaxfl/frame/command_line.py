@@ -65,9 +65,10 @@ class EveryExperiment:
     whoever releases it alone (docs/epsilon.md)."""
     seeds: tuple[int, ...] = ()
     """Short for --grid seed=SEED,SEED,..."""
-    baselines: tuple[Literal["alone", "pooled", "without_noise"], ...] = ()
+    baselines: tuple[Literal["alone", "pooled", "curator", "without_noise"], ...] = ()
     """Rows beside the compared ones. alone: each site by itself, with the same noise. pooled: all samples in one place,
-    without noise. without_noise: the same without noise."""
+    without noise. curator: all samples in one place, DP-SGD at the same epsilon. without_noise: the same without
+    noise."""
     set: tuple[str, ...] = ()
     """OPTION=VALUE: another way to write --option VALUE."""
     compilation_cache: str = "default"

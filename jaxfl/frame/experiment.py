@@ -25,7 +25,7 @@ from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
 from jaxfl.training.run_directory import slug
 
-BASELINES = ("alone", "pooled", "without_noise")
+BASELINES = ("alone", "pooled", "curator", "without_noise")
 UNVARIED = ("seed",)  # options that differ between the lanes of a row, not between rows
 _SAME_NUMBERS = (*UNVARIED, "node_loop")  # options that decide how a configuration is computed, not what it is
 
@@ -102,8 +102,8 @@ class Experiment(NamedTuple):
         finish: adds to the summary, and draws pictures besides the curves and the grid.
         columns: metrics of the closing table, or patterns of their names, svcca_*.
         baselines: one of `BASELINES` -> a function from a row to the options that make the baseline of it, or to None
-            where it has none. alone: each site by itself, with its noise and its accountant;
-            pooled: all samples in one place, without noise; without_noise: the row without its noise.
+            where it has none. alone: each site by itself, with its noise and its accountant; pooled: all samples in one
+            place, without noise; curator: the same at the row's epsilon; without_noise: the row without its noise.
         run: (request) -> exit code, for an experiment that trains by itself.
     """
 

@@ -34,6 +34,7 @@ from jaxfl.core import Algorithm, ArgumentError, Array, FactoredLayer, Factors, 
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import leaf_names
 from jaxfl.privacy.audit_mechanism import Check, Mechanism, check_mechanism, smallest_guessed_error
+from jaxfl.privacy.shared_noise import views
 
 _GUESSED_SHARE = 0.1  # fixed before the scores are seen, so that no correction for choosing it is due
 
@@ -209,6 +210,7 @@ def canary_scores(
     key: Array,
     num_rounds: int,
     num_releases: Callable[[Any, Any], Array] | None = None,
+    covariance: np.ndarray | None = None,
 ) -> Scores:
     """Collect the values released in each canary's coordinate. The function is pure, to be jitted.
 
@@ -223,7 +225,9 @@ def canary_scores(
         num_rounds: K, static.
         num_releases: (state before, state after a round) -> how many releases, of independent noise, `released` adds up
             in that round, (), int32; by default 1.
+        covariance: as for `audit`. Each canary has a coordinate of its own then.
     """
+    seen_by_observer, whitened = views(covariance)
     where, count = (canaries.nodes, canaries.coordinates), len(canaries.included)
     everyone = data._replace(inputs=data.inputs.at[-count:, -1].set(1))  # canaries are the last samples of the pool
 
@@ -232,7 +236,8 @@ def canary_scores(
         seen, plain = released(before, after), released(before, silent.round(key, before, everyone)[0])
         number = jnp.int32(1) if num_releases is None else num_releases(before, after)
         noise = {k: jax.tree.map(jnp.subtract, leaf, plain[k]) for k, leaf in seen.items() if k != "canary"}
-        return after, Scores(seen["canary"][where], number, plain["canary"][where], noise)
+        releases, added = (seen_by_observer(one["canary"])[where] for one in (seen, plain))
+        return after, Scores(releases, number, added, jax.tree.map(whitened, noise))
 
     return jax.lax.scan(one_round, algorithm.init(key, data), None, length=num_rounds)[1]
 
@@ -293,6 +298,7 @@ def audit(
     num_releases: Callable[[Any, Any], Array] | None = None,
     releases_total: bool = False,
     in_sequence: bool = False,
+    covariance: np.ndarray | None = None,
 ) -> AuditResult:
     """Run the algorithm, attack every canary, bound epsilon from below, and check the mechanism.
 
@@ -307,6 +313,9 @@ def audit(
         releases_total: all rows of what is released are one release.
         in_sequence: later releases of a message depend on the noise of earlier ones. The model's noise is then looked
             at in the first message only, which should hold one release.
+        covariance: (n, n), over nodes, of the noise on one coordinate that pairs of nodes share, all nodes having the
+            same effective noise against an outside observer. The audit looks at what this observer finds of each node,
+            which is less hidden than the node's own release. None: noise is a node's own.
 
     Raises:
         ArgumentError: as `epsilon_lower_bound` and `check_mechanism`, or fewer than one round.
@@ -318,7 +327,7 @@ def audit(
     @jax.jit
     def run(key, data):
         data = data._replace(sizes=sizes)
-        return canary_scores(algorithm, silent, released, data, canaries, key, num_rounds, num_releases)
+        return canary_scores(algorithm, silent, released, data, canaries, key, num_rounds, num_releases, covariance)
 
     scores = jax.tree.map(np.asarray, run(key, data))
     releases = np.asarray(scores.releases, np.float64)

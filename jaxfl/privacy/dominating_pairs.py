@@ -13,6 +13,9 @@ here: a shift is the change of a release divided by `noise_std`.
 - Replaced: delta(e) = q delta_Gauss(log(1 + (exp(e) - 1) / q)) for e >= 0, mirrored for e < 0: a batch of fixed size
   and one sample exchanged for another (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647; Zhu, Dong, Wang 2022,
   arXiv:2106.08567, whose Theorem 10 also lets dominating pairs be composed adaptively).
+- At times: in each of M events a release is made with probability w, which depends on no data (a node wakes at
+  random). The observer sees in which, so that the curve is the mean over the binomial number of releases. That is M
+  events, each with the pair's loss with probability w, else with the loss 0: one more mass at 0 composes exactly.
 - Exchanged: (1 - q) N(0, 1) + q N(shift, 1) against (1 - q) N(0, 1) + q N(-shift, 1), its mirror image: Poisson
   sampling and one sample exchanged for another. Given the others' participation a release is a mixture of N(0, I) and
   N(v, I) against one of N(0, I) and N(v', I), with |v| and |v'| at most the shift. For a >= 1 the divergence
@@ -47,7 +50,7 @@ _LARGEST_MU = 1e150  # float64 holds its epsilon, 5e299; beyond it none is given
 _MAX_BINS = 2**19  # of one release: a wider grid gets a larger step, which only loosens the bound
 
 
-def unresolved_delta(num_times: int) -> float:
+def unresolved_delta(num_times: float) -> float:
     """Bound from below the probability that grids of this module count as an infinite loss in `num_times` releases.
 
     A delta up to it has no finite epsilon on a grid, whatever the noise.
@@ -260,6 +263,7 @@ def composed_curves(
     step: float,
     num_times: int,
     dp_delta: float,
+    chance: float = 1.0,
 ) -> tuple[Curve, ...]:
     """Curves of `num_times` releases for this delta, one for each direction of the pair.
 
@@ -269,8 +273,9 @@ def composed_curves(
         step: of the grid. A grid too large to compose is made coarser.
         num_times: at least 1.
         dp_delta: the delta of interest. A small one changes how `compose` works; all others share their curves.
+        chance: w, in (0, 1], with which each of the `num_times` is a release, independently of data and of others.
     """
-    return _composed(pair, arguments, step, num_times, dp_delta if is_small(dp_delta, num_times) else None)
+    return _composed(pair, arguments, step, num_times, dp_delta if is_small(dp_delta, num_times) else None, chance)
 
 
 @lru_cache(maxsize=8)
@@ -280,13 +285,21 @@ def _composed(
     step: float,
     num_times: int,
     dp_delta: float | None,
+    chance: float,
 ) -> tuple[Curve, ...]:
-    directions = _losses(pair, arguments, step)
+    directions = [_at_times(losses, chance) for losses in _losses(pair, arguments, step)]
     curves = [compose(losses, num_times, dp_delta) for losses in directions]
     known = tuple(curve for curve in curves if curve is not None)
     if len(known) < len(curves):
-        return _composed(pair, arguments, 2 * directions[0].step, num_times, dp_delta)
+        return _composed(pair, arguments, 2 * directions[0].step, num_times, dp_delta, chance)
     return known
+
+
+def _at_times(losses: Losses, chance: float) -> Losses:
+    """Losses of an event that is a release with this chance, and has the loss 0 otherwise."""
+    probabilities = chance * losses.probabilities
+    probabilities[-losses.lowest] += 1 - chance
+    return losses._replace(probabilities=probabilities, infinite=chance * losses.infinite)
 
 
 @lru_cache(maxsize=8)  # the search for a number of rounds composes the same release many times

@@ -10,16 +10,23 @@ f'(1) = E[K], and Q(> y) the probability of a result that is better than y. Both
     f'(x) = E[K] g^(a) / (1 - (1 - g) x)^a,    a = 2 (geometric) or 1 (logarithmic),
 
 and the best of K results has the density f'(Q(<= y)) dQ(y). Where delta is the privacy curve of a run,
-Q'(> y) <= exp(e1) Q(> y) + delta(e1), and so f'(Q(<= y)) <= C f'(Q'(<= y)) with
-C = (exp(e1) + (1 - g) / g delta(e1))^a for every e1 >= 0. Therefore the selection has, for every e1,
+Q'(> y) <= exp(e1) Q(> y) + delta(e1) for every e1 >= 0, and so
+
+    f'(Q(<= y)) / f'(Q'(<= y)) = ((g + (1 - g) Q'(> y)) / (g + (1 - g) Q(> y)))^a
+        <= ((g (1 + (1 - g) / g delta(e1)) + (1 - g) Q(> y) exp(e1)) / (g + (1 - g) Q(> y)))^a.
+
+The last fraction is a weighted mean of 1 + (1 - g) / g delta(e1) and exp(e1), so that it is at most the larger one:
+log C = a max(e1, log(1 + (1 - g) / g delta(e1))). Therefore the selection has, for every e1,
 
     delta_selected(e) <= E[K] delta(e - log C).
+
+The first number in the maximum rises with e1 and the second one falls, so that the best e1 is where they meet.
 
 References:
     N. Papernot, T. Steinke, "Hyperparameter Tuning with Renyi Differential Privacy", ICLR 2022, arXiv:2110.03620
     (distributions of K; the bound in Renyi divergences).
     A. Koskela, R. Redberg, Y. Wang, "Privacy Profiles for Private Selection", ICML 2024, arXiv:2402.06701 (the bound in
-    privacy curves, which is used here).
+    privacy curves, with a sum in place of the maximum).
 """
 
 from __future__ import annotations
@@ -37,7 +44,7 @@ from jaxfl.privacy.statements import ONE_RUN, UNPAID_CHOICE
 # Expected runs: with more, the ten thousand runs that a command may have would cut more than 1e-8 of the distribution.
 _MOST_RUNS = {"geometric": 500.0, "logarithmic": 100.0}
 _POWERS = {"geometric": 2, "logarithmic": 1}  # a, of each distribution
-_NUM_SPLITS = 25  # values of delta(e1) that are tried
+_NUM_HALVINGS = 25  # of the interval of delta(e1)
 
 
 class Selection(NamedTuple):
@@ -112,17 +119,21 @@ def selected_epsilon(epsilon_at: Callable[[float], float], selected: Selection, 
         >>> for distribution in ("geometric", "logarithmic"):
         ...     best = selected_epsilon(lambda d: gaussian_epsilon(0.5, d), Selection(distribution, 40.0), 1e-5)
         ...     print(distribution, round(best, 2))
-        geometric 4.51
-        logarithmic 3.75
+        geometric 3.79
+        logarithmic 3.37
     """
     check.open_unit(dp_delta=dp_delta)
     share = dp_delta / selected.mean_runs
     spent, g = epsilon_at(share), selected.continuation
     if not math.isfinite(spent):
         return math.inf
-    splits = np.geomspace(share, 0.5, _NUM_SPLITS)
-    logs = [np.logaddexp(epsilon_at(float(delta)), math.log((1 - g) / g * delta)) for delta in splits]
-    return spent + _POWERS[selected.distribution] * float(min(logs))
+    low, high, least = math.log(share), 0.0, math.inf
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        first, second = epsilon_at(math.exp(middle)), math.log1p((1 - g) / g * math.exp(middle))
+        least = min(least, max(first, second))
+        low, high = (middle, high) if first > second else (low, middle)
+    return spent + _POWERS[selected.distribution] * least
 
 
 def selected_statement(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +90,41 @@ def shared_gaussian(
 
     units = None if np.ndim(noise_std) else (own, shared)
     return NoiseMechanism("shared_gaussian", noise_std, draw, secrets=secrets, parts=units)
+
+
+def covariance(noise: NoiseMechanism) -> np.ndarray | None:
+    """Covariance over nodes of shared noise on one coordinate, (n, n); None for noise of a node's own.
+
+    Examples:
+        >>> from jaxfl.privacy.shared import key_graph
+        >>> noise = shared_gaussian(1.0, key_graph=key_graph("complete", 3), ratio=1.0, colluding=0)
+        >>> covariance(noise).round(2).tolist()  # own noise of variance 1/2, which is all of the sum's
+        [[1.5, -0.5, -0.5], [-0.5, 1.5, -0.5], [-0.5, -0.5, 1.5]]
+    """
+    if noise.parts is None:
+        return None
+    own, squares = noise.parts[0], np.square(noise.parts[1])
+    return float(noise.noise_scale) ** 2 * (np.diag(np.square(own) + squares.sum(axis=1)) - squares)
+
+
+def views(covariance: np.ndarray | None) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """Make two functions of what nodes release, (n, *leaf), where pairs of nodes share noise.
+
+    The first gives what an outside observer finds of each node u beside its effective noise: with P the inverse of the
+    covariance, (P y)_u / P_uu. The second makes noise independent, of the variance 1 / P_uu, which is that of node 0.
+    Both are the identity without a covariance.
+    """
+    if covariance is None:
+        return (lambda leaf: leaf), (lambda leaf: leaf)
+    values, vectors = np.linalg.eigh(covariance)
+    precision = (vectors / values) @ vectors.T
+    roots = (vectors / np.sqrt(values)) @ vectors.T / np.sqrt(precision[0, 0])
+
+    def times(matrix):
+        matrix = jnp.asarray(matrix, jnp.float32)
+        return lambda leaf: jnp.tensordot(matrix, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+    return times(precision / np.diag(precision)[:, None]), times(roots)
 
 
 def _normal(key: Array, params: PyTree, purpose: Purpose, index: int | Array = 0) -> PyTree:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.channel import Costs, Ledger
@@ -152,7 +153,7 @@ def with_statements(case: Case, sizes: Sequence[Sequence[int]]) -> Case:
     """
     if case.dp_delta is None or case.privacy is not None:
         return case
-    releases = releases_of(case.algorithm({name: np.float32(value) for name, value in case.numbers.items()}), sizes)
+    releases = releases_of(case.algorithm({name: jnp.float32(value) for name, value in case.numbers.items()}), sizes)
     account = partial(releases.account, releases.each, dp_delta=case.dp_delta)
     account()  # refuses what it cannot account for, before any work
 

@@ -16,6 +16,7 @@ from jaxfl.graphs.files import tracking_pair
 from jaxfl.privacy.tracking import (
     TrackingAgent,
     gaussian_shift,
+    joint_epsilon,
     joint_shift,
     proven_sensitivities,
     shifted_epsilon,
@@ -37,7 +38,7 @@ class TestStatements:
     def test_gaussian_noise(self):
         """The scales are standard deviations, the clip norm is 1 in L2, so that C is 2."""
         changes = {"distribution": "gaussian", "dp_delta": 1e-3, "noise_gain": 0.003}
-        published, proven = statements(**changes)
+        published, proven = statements(sizes=(2,) * 5, **changes)  # a batch holds all samples
         assert (published["dp_epsilon"], published["reason"]) == (
             None,
             "This bound holds for Laplace noise only.",
@@ -50,6 +51,11 @@ class TestStatements:
         assert (proven["dp_epsilon"], proven["dp_delta"]) == (pytest.approx(expected, rel=1e-9), 1e-3)
         assert expected < shifted_epsilon(gaussian_shift(sent, proven_sensitivities(schedule, agents)), 1e-3).max()
         assert "per-sample gradients are clipped to the L2 norm 1" in proven["assumptions"]
+        _, drawn = statements(**changes)
+        expected = joint_epsilon(sent, agents, dp_delta=1e-3, num_local_samples=287)(1.0).max()
+        assert drawn["dp_epsilon"] == pytest.approx(expected, rel=1e-9)
+        assert drawn["dp_epsilon"] < 0.2 * proven["dp_epsilon"]
+        assert "averaged over how often a sample takes part" in drawn["accountant"]
 
     @pytest.mark.parametrize("changes", [{"noise_gain": 0.0}, {"noise_base": 1e-9, "iterations": 100}])
     def test_no_noise_no_epsilon_and_no_picture(self, changes, tmp_path):

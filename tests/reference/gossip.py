@@ -3,7 +3,7 @@
 from reference.network import add, zeros_like
 
 
-def d_psgd(x0, mixing_matrices, gradients, step_size, rounds, momentum=0.0):
+def d_psgd(x0, mixing_matrices, gradients, step_size, rounds, momentum=0.0, mixings=1):
     """Algorithm 1 of arXiv:1705.09056; with noise and one symmetric matrix it is DP2-SGD.
 
     Runs the iterations; arguments as for `reference.push_sum.push_sum`. Returns the nodes' x.
@@ -11,17 +11,21 @@ def d_psgd(x0, mixing_matrices, gradients, step_size, rounds, momentum=0.0):
     n = len(x0)
     x, v = list(x0), [zeros_like(one) for one in x0]
     for k, (entries, noise) in enumerate(rounds):
-        matrix = mixing_matrices[k % len(mixing_matrices)]
+        mixture = x
+        for place in range(mixings * k, mixings * (k + 1)):
+            matrix, old, mixture = mixing_matrices[place % len(mixing_matrices)], mixture, []
+            for i in range(n):
+                total = zeros_like(x[i])
+                for j in range(n):
+                    total = add(total, matrix[i, j], old[j])
+                mixture.append(total)
         new = []
         for i in range(n):
             g = gradients[i](x[i], entries[i])
             if noise is not None:
                 g = add(g, 1.0, noise[i])
-            total = zeros_like(x[i])
-            for j in range(n):
-                total = add(total, matrix[i, j], x[j])
             v[i] = add(g, momentum, v[i])
-            new.append(add(total, -step_size, v[i]))
+            new.append(add(mixture[i], -step_size, v[i]))
         x = new
     return x
 

@@ -15,28 +15,31 @@ def quantized(tree, numbers, quantize):
     }
 
 
-def push_sum(x0, mixing_matrices, gradients, step_size, rounds, quantize):
+def push_sum(x0, mixing_matrices, gradients, step_size, rounds, quantize, mixings=1):
     """PrivSGP where a sender gives away what is acknowledged, and nothing else.
 
     Args:
         x0, mixing_matrices, gradients, step_size: as for `reference.push_sum.push_sum`.
-        rounds: list of (entries of each node, noise of each node, arrived (n, n), uniform numbers of each node).
+        rounds: list of (entries of each node, noise of each node, arrived (n, n), uniform numbers of each node). With
+            several mixings the last two are lists of them, one for each.
         quantize: (number, uniform number) -> number; None sends what is there.
+        mixings: M, exchanges of a round.
 
     Returns:
         (x, w, z): lists over nodes after all rounds.
     """
     n = len(x0)
     x, w, z = list(x0), [1.0] * n, list(x0)
-    for k, (entries, noise, arrived, numbers) in enumerate(rounds):
-        matrix = mixing_matrices[k % len(mixing_matrices)]
+    for k, (entries, noise, *draws) in enumerate(rounds):
         x = [add(x[i], -step_size, add(gradients[i](z[i], entries[i]), 1.0, noise[i])) for i in range(n)]
-        sent, sent_weight = [quantized(x[j], numbers[j], quantize) for j in range(n)], list(w)
-        for j in range(n):
-            for i in range(n):
-                if i != j and arrived[i, j]:
-                    x[i], x[j] = add(x[i], matrix[i, j], sent[j]), add(x[j], -matrix[i, j], sent[j])
-                    w[i], w[j] = w[i] + matrix[i, j] * sent_weight[j], w[j] - matrix[i, j] * sent_weight[j]
+        for place, (arrived, numbers) in enumerate([draws] if mixings == 1 else zip(*draws, strict=True), mixings * k):
+            matrix = mixing_matrices[place % len(mixing_matrices)]
+            sent, sent_weight = [quantized(x[j], numbers[j], quantize) for j in range(n)], list(w)
+            for j in range(n):
+                for i in range(n):
+                    if i != j and arrived[i, j]:
+                        x[i], x[j] = add(x[i], matrix[i, j], sent[j]), add(x[j], -matrix[i, j], sent[j])
+                        w[i], w[j] = w[i] + matrix[i, j] * sent_weight[j], w[j] - matrix[i, j] * sent_weight[j]
         z = [add(zeros_like(x[i]), 1.0 / w[i], x[i]) for i in range(n)]
     return x, np.array(w), z
 

@@ -22,7 +22,7 @@ def round_ternary(value, uniform, threshold):
     return threshold if value > 0 else -threshold
 
 
-def perturbed_gossip(x0, matrix, gradients, steps, first, rounds, quantize, gradient_at):
+def perturbed_gossip(x0, matrix, gradients, steps, first, rounds, quantize, gradient_at, mixings=1):
     """Runs the iterations.
 
     Args:
@@ -34,6 +34,7 @@ def perturbed_gossip(x0, matrix, gradients, steps, first, rounds, quantize, grad
         rounds: list of (entries of each node for g_k, zeta_{k+1} of each node, uniform numbers_{k+1} of each node).
         quantize: (number, uniform number) -> number; None sends what it is given.
         gradient_at: "state" or "broadcast".
+        mixings: M, exchanges of an iteration; those behind the first pass on mixtures of what was broadcast.
 
     Returns:
         (x, broadcast x): lists over nodes after all rounds.
@@ -55,14 +56,18 @@ def perturbed_gossip(x0, matrix, gradients, steps, first, rounds, quantize, grad
 
     x_sent = perturb(*first)
     for entries, *coming in rounds:
-        new_x = []
+        new_x, mixture = [], x_sent
+        for _ in range(mixings):
+            old, mixture = mixture, []
+            for i in range(n):
+                received = zeros_like(x[i])
+                for j in range(n):
+                    received = add(received, matrix[i, j], old[j])
+                mixture.append(received)
         for i in range(n):
             g = gradients[i](x[i] if gradient_at == "state" else x_sent[i], entries[i])
-            received = zeros_like(x[i])
-            for j in range(n):
-                received = add(received, matrix[i, j], x_sent[j])
             kept = add(zeros_like(x[i]), 1.0 - alpha, x[i])
-            new_x.append(add(add(kept, alpha, received), -gamma, g))
+            new_x.append(add(add(kept, alpha, mixture[i]), -gamma, g))
         x = new_x
         x_sent = perturb(*coming)
     return x, x_sent

@@ -39,14 +39,13 @@ class Accountant(NamedTuple):
         label: its name in messages.
         published: what its paper states, or why it states nothing.
         estimator: the only gradient estimator that it takes, "mini_batch" or "saga"; None: both.
-        waking: (num_rounds, num_nodes, dp_delta) -> (most releases of a node, probability of more, a part of delta),
-            where nodes wake at random; None: every node releases once a round.
+        wakes_at_random: each of n K events wakes one of n nodes, which releases; else each node does once a round.
     """
 
     label: str
     published: Published | str
     estimator: str | None = None
-    waking: Callable[[int, int, float], tuple[int, float]] | None = None
+    wakes_at_random: bool = False
 
     def bound_name(self, bound: str) -> str:
         """Return the name of a bound in statements.
@@ -77,7 +76,7 @@ def checked(accountant: Accountant, release: Release, dp_delta: Any, c2: Any, nu
     check.one_of(("float32", "bfloat16"), storage=release.storage)
     check.at_least(1, batch_size=release.batch_size, num_entries=release.num_entries, entry_size=release.entry_size)
     grid.check_grid(release.grid)
-    if num_nodes is None and accountant.waking is not None:
+    if num_nodes is None and accountant.wakes_at_random:
         remedy = "Pass the number of nodes, which decides how often a node wakes."
         raise ArgumentError("num_nodes", f"must be given for {accountant.label}", "got None", remedy)
     num_nodes = 1 if num_nodes is None else num_nodes

@@ -136,10 +136,8 @@ def _cost(spent: Spent, bound: str, relation: str) -> Bound:
     if bound == "published":
         published = cast(Published, accountant.published)
         return published.bound(release._replace(grid=None), relation, num_rounds, dp_delta, c2)
-    num_releases, failure = num_rounds, 0.0
-    if accountant.waking is not None:
-        num_releases, failure = accountant.waking(num_rounds, num_nodes, dp_delta)
-    return proven_bound(release, relation, num_releases, dp_delta - failure)
+    num_nodes = num_nodes if accountant.wakes_at_random else 1
+    return proven_bound(release, relation, num_rounds * num_nodes, dp_delta, 1 / num_nodes)
 
 
 def _words(nodes: Sequence[Spent], spent: Spent, bound: str, _relation: str, cost: Bound) -> dict[str, Any]:
@@ -176,17 +174,17 @@ def _bound_on_gradients(release: Release) -> str:
 
 def _notes(spent: Spent, bound: str, dp_epsilon: float) -> tuple[str, ...]:
     """List the assumptions of a statement that others do not make."""
-    published, waking = spent.accountant.published, spent.accountant.waking
+    published = spent.accountant.published
     if bound == "published":
         if isinstance(published, str):
             return ()
         stated = dp_epsilon if math.isfinite(dp_epsilon) else None
         rounding = () if spent.release.grid is None else (grid.UNCOUNTED,)
         return (*published.notes(spent.release, spent.num_rounds, spent.dp_delta, stated), *rounding)
-    if waking is None:
+    if not spent.accountant.wakes_at_random:
         return ()
-    most, failure = waking(spent.num_rounds, spent.num_nodes, spent.dp_delta)
-    return (f"a node wakes at most {most} times, except with probability {failure:g}, which is part of delta",)
+    events = spent.num_rounds * spent.num_nodes
+    return (f"each of {events} events wakes one of {spent.num_nodes} nodes, drawn evenly, whatever the data are",)
 
 
 _GOSSIP = Family(

@@ -10,7 +10,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxfl.privacy import binomial
 from jaxfl.privacy.accountant import Bound
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 from jaxfl.privacy.gossip.accountant import Accountant, Published
@@ -19,7 +18,6 @@ from jaxfl.privacy.statements import AT_EXPECTED_WAKING
 
 _RECONSTRUCTED = "formula reconstructed: the original's could not be retrieved"
 _EXPECTED_WAKING = f"counted {AT_EXPECTED_WAKING}: no bound for a node that wakes more often"
-_WAKING_FAILURE = 1e-6  # of A(DP)2SGD: probability that a node wakes more often than is accounted for
 
 
 def _basic_composition(release: Release, relation: str, num_rounds: int, dp_delta: float, _c2: float) -> Bound:
@@ -85,19 +83,10 @@ def _published(label: str, bound: Callable[..., Bound], *notes: str) -> Publishe
     )
 
 
-def _waking(num_rounds: int, num_nodes: int, dp_delta: float) -> tuple[int, float]:
-    """Bound the number of times that one of n nodes wakes in n K events, and return the probability of more.
-
-    Each event wakes a node at random.
-    """
-    failure = min(_WAKING_FAILURE, dp_delta / 10)
-    return binomial.least_count(failure, num_rounds * num_nodes, 1 / num_nodes), failure
-
-
 D_PSGD = Accountant(label="D-PSGD", published="The paper of D-PSGD states no privacy.")
 DP2_SGD = Accountant(label="DP2-SGD", published=_published("DP2-SGD", _basic_composition))
 A_DP2_SGD = Accountant(
     label="A(DP)2SGD",
     published=_published("A(DP)2SGD", _renyi, _EXPECTED_WAKING),
-    waking=_waking,
+    wakes_at_random=True,
 )

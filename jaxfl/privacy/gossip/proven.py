@@ -23,6 +23,11 @@ sample's gradient, b and J the entries of a batch and of the node, q = b / J and
   fixed size nothing better is known here: drawing the sample keeps another entry from being refreshed, so that the
   others' table depends on the secret draws in both data sets.
 
+Where a node wakes at random, n K events each wake it with probability 1 / n, which depends on no data. Given when it
+woke, its releases compose as above. The curve is at most the mean over how often it woke: a binomial number, for which
+an event without a release has the loss 0 (`jaxfl.privacy.dominating_pairs`, "at times"). How often a sample was drawn
+is then binomial, too, with the rate q / n of n K events.
+
 An entry of several samples (a per_batch table) is refreshed as one. It counts as one sample whose gradient is as large
 as all of its samples' together; where one of them is replaced or removed, the entry is replaced. Kept in bfloat16 such
 an entry is rounded as a sum, so that one sample moves the rounding of the others: its change exceeds `sensitivities`
@@ -59,6 +64,7 @@ from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
 _UNLIKELY = 1e-20  # probability of the counts of draws that are left out; they count as an infinite loss
 _UNLIKELY_COUNT = 1e-25  # the same for the counts of one batch
+_MORE_RELEASES = 1e-6  # probability of more releases than are counted of a table, at most delta / 10
 _UNRESOLVED = "; the secrecy of the draws counts for nothing: delta is below the probability that its grid leaves out"
 _TOO_SMALL = "none: delta is below the probability that grids and counts of draws leave out"
 _KEPT_FOR_SAMPLER = 1e-3  # share of delta, kept for the distance of noise on a grid from its stated distribution
@@ -129,47 +135,50 @@ def constant_gradient_epsilon(release: Release, relation: str, num_releases: int
     return gaussian_epsilon(moved / release.noise_std, dp_delta)
 
 
-def proven_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound:
+def proven_bound(release: Release, relation: str, num_releases: int, dp_delta: float, chance: float = 1.0) -> Bound:
     """The smallest of the proven bounds; the release is clipped and noisy, num_releases at least 1.
+
+    Each of num_releases is made with this chance, independently of data and of others.
 
     Noise on a grid is rounded Gaussian noise, up to a distance in total variation. With a distance of t over all
     releases delta(eps) is at most that of Gaussian noise plus (1 + exp(eps)) t: a thousandth of delta is kept for it.
     """
     if release.grid is None:
-        return _gaussian_bound(release, relation, num_releases, dp_delta)
+        return _gaussian_bound(release, relation, num_releases, dp_delta, chance)
     kept = dp_delta * _KEPT_FOR_SAMPLER
-    bound = _gaussian_bound(release, relation, num_releases, dp_delta - kept)
-    spent = math.log(2 * num_releases * release.grid.distance) + bound.dp_epsilon
+    bound = _gaussian_bound(release, relation, num_releases, dp_delta - kept, chance)
+    spent = math.log(2 * num_releases * chance * release.grid.distance) + bound.dp_epsilon
     return bound if dp_delta > 0 and spent <= math.log(kept) else bound._replace(dp_epsilon=math.inf)
 
 
-def _gaussian_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound:
+def _gaussian_bound(release: Release, relation: str, num_releases: int, dp_delta: float, chance: float) -> Bound:
     """`proven_bound` of Gaussian noise."""
     counts = Bound(
-        _counts_epsilon(release, relation, num_releases, dp_delta),
+        _counts_epsilon(release, relation, num_releases, dp_delta, chance),
         "Gaussian releases given how often a sample is drawn, averaged over that",
     )
-    sampled = _sampled_bound(release, relation, num_releases, dp_delta)
+    sampled = _sampled_bound(release, relation, num_releases, dp_delta, chance)
     if sampled is None or counts.dp_epsilon <= sampled.dp_epsilon:
         unresolved = sampled is not None and math.isinf(sampled.dp_epsilon) and math.isfinite(counts.dp_epsilon)
         return counts._replace(accountant=counts.accountant + _UNRESOLVED) if unresolved else counts
     return sampled
 
 
-def _counts_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float) -> float:
+def _counts_epsilon(release: Release, relation: str, num_releases: int, dp_delta: float, chance: float) -> float:
     """epsilon from the distribution of how often a sample is drawn, which depends on no data."""
     once = release.sampler != "uniform" or release.batch_size == 1
     counts, chances = _counts_in_a_batch(release)
     squares = np.array([_change(release, relation, count) for count in counts]) ** 2
     if once:
-        rate = min(1.0, release.batch_size / release.num_entries)
+        rate = chance * min(1.0, release.batch_size / release.num_entries)
         number = _likely_counts(num_releases, rate)
         probabilities = binomial.chances(number, num_releases, rate)
         missing = _UNLIKELY
     else:
         # Squared counts add up: v(c) <= v(0) + slope c^2.
         lattice = np.zeros(counts[-1] ** 2 + 1)
-        lattice[counts**2] = chances
+        lattice[counts**2] = chance * chances
+        lattice[0] += 1 - chance
         total = sum_of_draws(lattice, num_releases)
         if total is None:
             return math.inf
@@ -177,6 +186,9 @@ def _counts_epsilon(release: Release, relation: str, num_releases: int, dp_delta
         probabilities = total[1]
         missing = rounding_error(num_releases) + num_releases * _UNLIKELY_COUNT
     slope = float(np.max((squares[1:] - squares[0]) / counts[1:] ** 2))
+    if chance < 1 and squares[0]:  # what moves every release moves as many as are likely
+        missing += (failure := min(_MORE_RELEASES, dp_delta / 10))
+        num_releases = binomial.least_count(failure, num_releases, chance)
     mus = np.sqrt(number * slope + num_releases * squares[0]) / release.noise_std
     return mixed_gaussian_epsilon(mus, probabilities, dp_delta - missing)
 
@@ -204,12 +216,12 @@ def _counts_in_a_batch(release: Release) -> tuple[np.ndarray, np.ndarray]:
     return counts, scipy.stats.binom.pmf(counts, release.batch_size, 1 / release.num_entries)
 
 
-def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta: float) -> Bound | None:
+def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta: float, chance: float) -> Bound | None:
     """epsilon amplified by the secrecy of the draws; None where no proof is known or nothing is secret."""
     assert release.clip_norm is not None
     rate, bound = release.batch_size / release.num_entries, release.clip_norm * release.entry_size
     if release.sampler != "poisson":
-        return None if release.estimator == "saga" else _replaced_bound(release, num_releases, dp_delta)
+        return None if release.estimator == "saga" else _replaced_bound(release, num_releases, dp_delta, chance)
     if release.estimator == "saga":
         name = "Poisson-sampled Gaussian releases with a stored gradient in each, for the worst pair of gradients"
         pair = stored if relation == "zero_out" and release.entry_size == 1 else stored_exchanged
@@ -225,27 +237,27 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
         arguments = (rate, shift)
     if rate >= 1 or shift > _LARGEST_SHIFT:
         return None
-    if dp_delta <= unresolved_delta(num_releases):
+    if dp_delta <= unresolved_delta(num_releases * chance):
         return Bound(math.inf, _TOO_SMALL)
     step = grid_step(rate, release.noise_std * release.batch_size / bound, shift)
-    curves = composed_curves(pair, arguments, step, num_releases, dp_delta)
+    curves = composed_curves(pair, arguments, step, num_releases, dp_delta, chance)
     changed = {exchanged: " of one sample or the other", stored_exchanged: ", of one sample or the other"}
     name = f"privacy loss distribution of {name}{changed.get(pair, '')}"
     return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in curves)), name)
 
 
-def _replaced_bound(release: Release, num_releases: int, dp_delta: float) -> Bound | None:
+def _replaced_bound(release: Release, num_releases: int, dp_delta: float, chance: float) -> Bound | None:
     """epsilon of batches of fixed size under replace_one."""
     counts, chances = _counts_in_a_batch(release)
     rate = float(chances[1:].sum())
     shifts = [_change(release, "replace_one", count) / release.noise_std for count in counts[1:]]
     if rate >= 1 or max(shifts) > _LARGEST_SHIFT:
         return None
-    if dp_delta <= unresolved_delta(num_releases):
+    if dp_delta <= unresolved_delta(num_releases * chance):
         return Bound(math.inf, _TOO_SMALL)
     assert release.clip_norm is not None
     step = grid_step(rate, release.noise_std * release.batch_size / release.clip_norm, max(shifts))
     weights = tuple((chances[1:] / rate).tolist())
-    (curve,) = composed_curves(replaced, (rate, tuple(shifts), weights), step, num_releases, dp_delta)
+    (curve,) = composed_curves(replaced, (rate, tuple(shifts), weights), step, num_releases, dp_delta, chance)
     name = "privacy loss distribution of Gaussian releases of batches of fixed size"
     return Bound(float(curve_epsilon(curve, dp_delta - num_releases * _UNLIKELY_COUNT)), name)

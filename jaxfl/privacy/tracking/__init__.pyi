@@ -1,3 +1,4 @@
+from jaxfl.privacy.tracking.joint_bound import joint_epsilon as joint_epsilon
 from jaxfl.privacy.tracking.joint_bound import joint_shift as joint_shift
 from jaxfl.privacy.tracking.laplace_at_delta import laplace_epsilon_at_delta as laplace_epsilon_at_delta
 from jaxfl.privacy.tracking.perturbed_states import cumulative_delta_curve as cumulative_delta_curve

@@ -8,19 +8,25 @@ of standard deviation s_x,k and s_y,k on them, the squares of all shifts in unit
     G[l, l'] = sum_k h_x[k - l] h_x[k - l'] / s_x,k^2 + h_y[k - l] h_y[k - l'] / s_y,k^2.
 
 `gaussian_shift` of `sensitivities` takes the worst case of every broadcast instead. No gradient is the worst for all
-broadcasts: what enters a tracker leaves it again, so that most entries of G are negative. Two bounds mu^2 hold:
+broadcasts: what enters a tracker leaves it again, so that most entries of G are negative. For any prices p with
+diag(p) - G positive semidefinite the sum is at most mu^2 = sum_l p[l] <d_l, d_l> <= sum_l p[l]. Two p are tried:
 
-- sum_{l, l'} |G[l, l']|;
-- sum_l p[l] for any p with diag(p) - G positive semidefinite, since <d_l, d_l> <= 1. The best p is the dual of a
-  semidefinite program (Goemans and Williamson 1995), whose own solution is a worst sequence of gradients: p[l] is the
-  length of row l of G V, where V holds unit vectors d_l that an ascent finds. p is then scaled up until a Cholesky
-  factor of diag(p) - G exists. However good V is, the bound holds.
+- p[l] = sum_{l'} |G[l, l']|, for which the diagonal dominates;
+- the dual of a semidefinite program (Goemans and Williamson 1995), whose own solution is a worst sequence of gradients:
+  p[l] is the length of row l of G V, where V holds unit vectors d_l that an ascent finds. p is then scaled up until a
+  Cholesky factor of diag(p) - G exists. However good V is, the bound holds.
 
 The run costs as much as N(mu, 1) against N(0, 1), however d_l depends on what was broadcast before. Along every
 transcript the squared shifts sum to at most mu^2. Let a last release use up what is left to exactly mu^2. Given the
 past each release adds to the log density ratio a normal number of mean shift^2 / 2 and variance shift^2: a Brownian
 motion with drift, read at the times that the squared shifts sum up to. It ends at the time mu^2 whatever the past was,
 so that its end has the distribution of one release with shift mu. Leaving out the last release costs nothing.
+
+With `num_local_samples` D, batches count as well. Which iterations hold the changed sample, a set S, does not depend on
+the data, and each is in S with probability m_K / D, independently of the others. Given S, d_l = 0 for all other l, so
+that the same prices give mu^2(S) = sum_{l in S} p[l] along every transcript. Divergences are jointly convex, and the
+curve is at most the mean over S of that of N(mu(S), 1) against N(0, 1). The distribution of mu^2(S) is computed on a
+grid to which each price is rounded up; sets of more iterations than are likely are a part of delta.
 
 References:
     A. Smith, A. Thakurta, "Fully Adaptive Composition for Gaussian Differential Privacy", 2022, arXiv:2210.17520
@@ -36,12 +42,18 @@ from typing import Any
 
 import numpy as np
 
-from jaxfl.privacy.tracking.schedules import TrackingSchedule
+from jaxfl.core import check
+from jaxfl.privacy import binomial
+from jaxfl.privacy.dominating_pairs import mixed_gaussian_epsilon
+from jaxfl.privacy.tracking.schedules import PerNode, TrackingSchedule
 from jaxfl.privacy.tracking.sensitivities import TrackingAgent, impulse_responses, noise_scales
 
 _ROUNDING = 1e-8  # of mu^2, relative: what sums and Cholesky factors in float64 may lose
 LARGEST = 4096  # rows of a G that is held, 128 MiB; beyond it the first bound only
 _ASCENTS, _RANK = 150, 6
+_UNLIKELY = 1e-3  # share of delta: the probability of more participations than are counted
+_CELLS = 2**16  # of the grid of mu^2, about; 64 to the mean price at most and 4 at least
+_SHIFTS = 2048  # that the grid is thinned to
 
 
 def joint_shift(schedule: TrackingSchedule, agent: TrackingAgent) -> np.ndarray:
@@ -71,7 +83,66 @@ def joint_shift(schedule: TrackingSchedule, agent: TrackingAgent) -> np.ndarray:
         >>> print(round(float(shifted_epsilon(joint_shift(schedule, agent), 1e-5)), 2))
         11.44
     """
-    return np.sqrt(each_agent(_largest_square, schedule, agent) * (1 + _ROUNDING))
+    return np.sqrt(each_agent(lambda run, one: _prices(run, one).sum(), schedule, agent) * (1 + _ROUNDING))
+
+
+def joint_epsilon(
+    schedule: TrackingSchedule, agent: TrackingAgent, *, dp_delta: float, num_local_samples: PerNode | None = None
+) -> Callable[[float], np.ndarray]:
+    """Make factor on all noise (above 0) -> epsilon of all broadcasts together.
+
+    Args:
+        schedule, agent: as for `joint_shift`.
+        dp_delta: in (0, 1).
+        num_local_samples: D, samples of each agent, at least m_K, () or (n,); None: a sample is in every batch.
+
+    Returns:
+        The function; its dp_epsilon is () or (n,), neighboring relation "replace_one".
+
+    Raises:
+        ArgumentError: a delta outside (0, 1), fewer samples than m_K, or as for `joint_shift`.
+
+    Guarantees:
+        - it is at least the epsilon of the mean over all sets of iterations that may hold the sample.
+        - more samples never cost more than a sample in every batch.
+
+    Examples:
+        >>> from jaxfl.privacy.tracking import TrackingAgent, polynomial_schedule
+        >>> schedule = polynomial_schedule(50, state_noise_exponent=0.1, tracker_noise_exponent=0.1, horizon_offset=0)
+        >>> agent = TrackingAgent(gradient_l1_change=0.1, state_in_weight=1.0, tracker_out_weight=1.0)
+        >>> epsilon = joint_epsilon(schedule, agent, dp_delta=1e-5, num_local_samples=100 * schedule.num_samples)
+        >>> print(round(float(epsilon(1.0)), 2))  # 11.44 with a sample in every batch
+        1.69
+    """
+    check.open_unit(dp_delta=dp_delta)
+    if num_local_samples is not None:
+        check.at_least(schedule.num_samples, num_local_samples=np.min(num_local_samples))
+
+    def curve(run: TrackingSchedule, one: TrackingAgent, size: float) -> Callable[[float], float]:
+        prices = _prices(run, one) * (1 + _ROUNDING)
+        ways = [(np.sqrt(prices.sum(keepdims=True)), np.ones(1), dp_delta)]
+        if size > run.num_samples:  # not where it is NaN
+            ways.append((*_drawn_shifts(prices, run.num_samples / size, dp_delta), dp_delta * (1 - _UNLIKELY)))
+        return lambda factor: min(mixed_gaussian_epsilon(mus / factor, chances, left) for mus, chances, left in ways)
+
+    curves = each_agent(curve, schedule, agent, np.asarray(num_local_samples, float), dtype=object)
+    return lambda factor: np.vectorize(lambda curve: curve(factor), otypes=[float])(curves)
+
+
+def _drawn_shifts(prices: np.ndarray, rate: float, dp_delta: float) -> tuple[np.ndarray, np.ndarray]:
+    """Shifts mu(S), rounded up, and their probabilities, for sets S of as many iterations as are likely."""
+    most = max(1, binomial.least_count(_UNLIKELY * dp_delta, len(prices), rate))
+    step = prices.mean() / min(64, max(4, _CELLS // most)) or 1.0
+    cells = np.ceil(prices / step).astype(int)
+    chances = np.zeros(int(np.sort(cells)[-most:].sum()) + 1)  # larger sums belong to larger sets only
+    chances[0] = 1.0
+    for cell in cells.tolist():
+        drawn = rate * chances[: len(chances) - cell]
+        chances *= 1 - rate
+        chances[cell:] += drawn
+    block = -(-len(chances) // _SHIFTS)
+    last = np.append(0, np.arange(len(chances) - 1, 0, -block)[::-1])  # the last cell of each block; of the first, 0
+    return np.sqrt(step * last), np.add.reduceat(chances, np.append(0, last[:-1] + 1))
 
 
 def each_agent(
@@ -158,19 +229,22 @@ def gram_rows(schedule: TrackingSchedule, agent: TrackingAgent) -> Iterator[np.n
         square = p**2 * square + state_worth[index]
 
 
-def _largest_square(schedule: TrackingSchedule, agent: TrackingAgent) -> float:
-    """The smaller of the two bounds mu^2."""
-    num_rows, total = len(schedule.state_noise_scale), 0.0
+def _prices(schedule: TrackingSchedule, agent: TrackingAgent) -> np.ndarray:
+    """p, (K + 1,), of the smaller sum of the two."""
+    num_rows = len(schedule.state_noise_scale)
+    sums = np.zeros(num_rows)
     gram = np.zeros((num_rows, num_rows)) if num_rows <= LARGEST else None
     for index, row in zip(reversed(range(num_rows)), gram_rows(schedule, agent), strict=True):
-        total += 2 * np.abs(row).sum() - abs(row[-1])
+        sums[: index + 1] += np.abs(row)
+        sums[index] += np.abs(row[:-1]).sum()
         if gram is not None:
             gram[index, : index + 1] = gram[: index + 1, index] = row
-    return total if gram is None else min(total, _dual_square(gram))
+    dual = None if gram is None else _dual_prices(gram)
+    return sums if dual is None or sums.sum() <= dual.sum() else dual
 
 
-def _dual_square(gram: np.ndarray) -> float:
-    """sum(p) for a p with diag(p) - G positive definite; infinite where none is found."""
+def _dual_prices(gram: np.ndarray) -> np.ndarray | None:
+    """A p with diag(p) - G positive definite; None where none is found."""
     least = 1e-9 * np.trace(gram) / len(gram)  # p[l] stays above 0 for a gradient that moves nothing, too
     prices = np.linalg.norm(gram @ worst_changes(gram), axis=1) + least
     for excess in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0):
@@ -181,5 +255,5 @@ def _dual_square(gram: np.ndarray) -> float:
             np.linalg.cholesky(np.eye(len(gram)) - scale[:, None] * gram * scale)
         except np.linalg.LinAlgError:
             continue
-        return float(raised.sum())
-    return np.inf
+        return raised
+    return None

@@ -41,6 +41,7 @@ from jaxfl.privacy.tracking.sensitivities import (
     proven_sensitivities,
 )
 
+DRAWN = "a sample is in a binomial number of batches, whose unlikely values are part of delta"
 _SHARES_OF_DELTA = (0.5, 0.1, 0.01, 0.001)  # largest shares to spend on more than N participations
 
 
@@ -101,7 +102,6 @@ def smallest_at_delta(
     Raises:
         ArgumentError: as for `laplace_epsilon_at_delta`.
     """
-    binomial = "a sample is in a binomial number of batches"
     accountant = "Laplace mechanisms as zero-concentrated DP (eps^2 / 2 each)"
     pure = cumulative_epsilon(schedule, proven_sensitivities(schedule, agent))
     everywhere = laplace_epsilon_at_delta(schedule, agent, dp_delta=dp_delta)
@@ -122,7 +122,7 @@ def smallest_at_delta(
             (
                 sampled,
                 f"{accountant}, averaged over how often a sample takes part, of the iterations that cost most",
-                (f"{binomial}, whose unlikely values are part of delta {dp_delta:g}",),
+                (DRAWN,),
             ),
         ]
 

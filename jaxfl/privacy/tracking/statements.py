@@ -14,8 +14,8 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy.accountant import Account, Bound
-from jaxfl.privacy.tracking.joint_bound import joint_shift
-from jaxfl.privacy.tracking.laplace_at_delta import counted_note, smallest_at_delta
+from jaxfl.privacy.tracking.joint_bound import joint_epsilon
+from jaxfl.privacy.tracking.laplace_at_delta import DRAWN, counted_note, smallest_at_delta
 from jaxfl.privacy.tracking.perturbed_states import (
     cumulative_delta_curve,
     exhausted_at,
@@ -56,8 +56,8 @@ def gradient_tracking_account(
         state_in_weights, tracker_out_weights: (n,), sum_j R_ij and sum_j C_ji of every agent.
         dp_delta: in (0, 1), for Gaussian noise. With Laplace noise, whose delta is 0, it adds a proven claim at this
             delta: the smallest of all that hold.
-        num_local_samples: D of every agent, at least m_K; needs a dp_delta. With Laplace noise the added claim then
-            counts the iterations in which a sample takes part.
+        num_local_samples: D of every agent, at least m_K; needs a dp_delta. With Gaussian noise the proven claim,
+            with Laplace noise the added one, then counts the iterations in which a sample takes part.
 
     Returns:
         An account of at most K + 1 rounds, with one factor on the noise of all agents and iterations.
@@ -90,7 +90,7 @@ def gradient_tracking_account(
     is_counted = release.distribution == "laplace" and not (dp_delta is None and sizes is None)
     if is_counted:
         delta = required_delta(dp_delta)
-    if is_counted and sizes is not None:
+    if sizes is not None and (is_counted or release.distribution == "gaussian"):
         check.per_node(len(received), num_local_samples=num_local_samples)
         check.at_least(schedule.num_samples, num_local_samples=sizes.min())
 
@@ -101,8 +101,12 @@ def gradient_tracking_account(
         run = checked(schedule, num_rounds, release, len(received), dp_delta, num_local_samples=num_local_samples)
 
         def jointly(change: float) -> Cost:
-            how = "Gaussian mechanisms, all broadcasts bounded together by their Gram matrix"
-            return _gaussian(joint_shift(run.sent, agents(change)), run.dp_delta, f"{_GIVEN}; {how}")
+            how = f"{_GIVEN}; Gaussian mechanisms, all broadcasts bounded together by their Gram matrix"
+            epsilon = joint_epsilon(run.sent, agents(change), dp_delta=run.dp_delta, num_local_samples=sizes)
+            if sizes is None:
+                return lambda factor: Bound(epsilon(factor), how)
+            how = f"{how}, averaged over how often a sample takes part"
+            return lambda factor: Bound(epsilon(factor), how, notes=(DRAWN,))
 
         def at_delta(change: float) -> Cost:
             best = smallest_at_delta(run.sent, agents(change), dp_delta=required_delta(delta), num_local_samples=sizes)

@@ -15,7 +15,7 @@ from jaxfl.privacy.shared import effective_noise, key_graph
 
 CLIENTS, ACTIVE, STEPS, RATIO, NOISE, WIDTH, RATE = 7, 5, 3, 2.0, 0.5, 4_000, 0.1
 KEY = jax.random.key(3)
-INPUTS, PARTS = np.ones((8 * CLIENTS, 1), "float32"), np.arange(8 * CLIENTS).reshape(CLIENTS, 8)
+INPUTS, PARTS = np.ones((8 * CLIENTS, 1), "float32"), [*np.arange(8 * CLIENTS).reshape(CLIENTS, 8)]
 DATA = jaxfl.federate(INPUTS, np.zeros(len(INPUTS), "float32"), PARTS)
 # No gradient anywhere: what moves is noise.
 TASK = jaxfl.from_functions(lambda key: jnp.zeros(WIDTH), lambda w, x, y: 0.0 * (x @ w[:1]))
@@ -82,7 +82,7 @@ def test_epsilon_is_that_of_the_effective_noise_and_names_the_observer():
     [
         (lambda: clients_of(noise_of(), weighting="data"), "weighting"),
         (lambda: clients_of(noise_of(), optimizer=optax.adam(0.1)), "optimizer"),
-        (lambda: clients_of(jaxfl.shared_gaussian(np.ones(5), key_graph=key_graph("ring", 5), ratio=1.0)), "noise"),
+        (lambda: clients_of(jaxfl.shared_gaussian(jnp.ones(5), key_graph=key_graph("ring", 5), ratio=1.0)), "noise"),
         (lambda: started(clients_of(noise_of()), CLIENTS), "num_active"),
         (lambda: ali_dpfl(clients_of(noise_of(), num_steps=None)), "clients"),
     ],

@@ -172,16 +172,6 @@ def test_entries_of_several_samples_take_the_better_of_two_bounds():
     assert actual(1, 2.5).dp_epsilon < actual(2, 2.5).dp_epsilon < actual(30, 2.5).dp_epsilon
 
 
-def test_how_often_a_node_wakes():
-    """The 1 - 1e-6 quantile of Bin(16 * 3120, 1 / 16), out of delta."""
-    one = release("mini_batch", b=64, z=2.0)
-    actual = account(A_DP2_SGD, one, dp_delta=DELTA, num_nodes=16).epsilon(ROUNDS)
-    assert actual == proven_bound(one, "zero_out", 3380, 9e-6).dp_epsilon
-    text = " ".join(account(A_DP2_SGD, [one] * 16, dp_delta=DELTA).statements(ROUNDS)[1].assumptions)
-    assert "at most 3380 times" in text
-    assert "1e-06" in text
-
-
 def test_releases_of_several_runs_are_those_of_one_network():
     """Nodes of two seeds, 16 each: a node wakes as often as in a network of 16."""
     one = release("mini_batch", b=64, z=2.0)

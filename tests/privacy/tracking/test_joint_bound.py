@@ -9,9 +9,9 @@ import pytest
 from scipy.stats import norm
 
 from jaxfl.privacy import tracking
-from jaxfl.privacy.dominating_pairs import gaussian_delta
+from jaxfl.privacy.dominating_pairs import gaussian_delta, mixed_gaussian_epsilon
 from jaxfl.privacy.tracking import TrackingAgent, TrackingSchedule, joint_shift, shifted_epsilon
-from jaxfl.privacy.tracking.joint_bound import gram_rows, worst_changes
+from jaxfl.privacy.tracking.joint_bound import _prices, gram_rows, joint_epsilon, worst_changes
 
 UNIT = TrackingAgent(1.0, 1.0, 1.0)
 AGENTS = {"mild": TrackingAgent(2.0, 1.5, 0.8), "negative factors": TrackingAgent(1.0, 5.0, 9.0)}
@@ -94,32 +94,87 @@ def test_a_long_run_falls_back_on_the_sum_of_absolute_values(monkeypatch):
     assert tight < loose
 
 
-def test_gradients_chosen_after_the_first_broadcast_cost_no_more():
-    """K = 1, y_0, x_1 and y_1 are broadcast; the second change is any function of the first release, by integration."""
+def sets_of(count):
+    return np.array(list(itertools.product([False, True], repeat=count)))
+
+
+@pytest.mark.parametrize("agent", AGENTS.values(), ids=AGENTS)
+def test_no_set_of_iterations_moves_more_than_its_prices(agent):
+    run = schedule(7)
+    matrix, prices = shifts(run, agent), _prices(run, agent)
+    reached = 0.0
+    for chosen in sets_of(8)[1:]:
+        part = matrix[:, chosen]
+        signs = np.array(list(itertools.product([-1.0, 1.0], repeat=int(chosen.sum()))))
+        squares = np.square(signs @ part.T).sum(axis=1)
+        spread = np.square(part @ worst_changes(part.T @ part)).sum()
+        largest = max(squares.max(), spread)
+        assert largest <= prices[chosen].sum() * (1 + 1e-9)
+        reached = max(reached, largest / prices[chosen].sum())
+    assert reached > 0.97, "prices 3 % lower are exceeded"
+
+
+@pytest.mark.parametrize(("rate", "dp_delta"), [(0.5, 1e-5), (0.1, 1e-5), (0.1, 1e-2), (0.01, 1e-9)])
+def test_epsilon_is_that_of_the_mean_over_all_sets(rate, dp_delta):
+    run, agent = schedule(11), AGENTS["mild"]
+    sets = sets_of(12)
+    mus = np.sqrt(sets @ _prices(run, agent))
+    chances = np.prod(np.where(sets, rate, 1 - rate), axis=1)
+    exact = mixed_gaussian_epsilon(mus, chances, dp_delta)
+    size = round(run.num_samples / rate)
+    actual = joint_epsilon(run, agent, dp_delta=dp_delta, num_local_samples=size)
+    assert exact <= actual(1.0) < 1.02 * exact
+    assert mixed_gaussian_epsilon(mus / 3, chances, dp_delta) <= actual(3.0)
+    assert actual(1.0) <= joint_epsilon(run, agent, dp_delta=dp_delta)(1.0)
+
+
+def test_a_sample_in_every_batch_gains_nothing():
+    run = schedule(11)
+    every = joint_epsilon(run, UNIT, dp_delta=1e-5)(1.0)
+    assert every == pytest.approx(shifted_epsilon(joint_shift(run, UNIT), 1e-5), rel=1e-7)
+    sizes = np.array([4, 5, 40, 400])
+    agents = UNIT._replace(state_in_weight=np.ones(4))
+    actual = joint_epsilon(run, agents, dp_delta=1e-5, num_local_samples=sizes)(1.0)
+    assert actual[0] == every
+    assert (np.diff(actual) < 0).all()
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.4])
+def test_gradients_chosen_after_the_first_broadcast_cost_no_more(rate):
+    """K = 1, y_0, x_1 and y_1 are broadcast; the second change is any function of the first release, by integration.
+    Each of both gradients changes with probability `rate`, which the observer sees."""
     run, agent = schedule(1, seed=3), TrackingAgent(4.0, 1.0, 2.0)
-    matrix, mu = shifts(run, agent), float(joint_shift(run, agent))
+    matrix, prices = shifts(run, agent), _prices(run, agent)
     keep = [2, 1, 3]  # y_0, then x_1 and y_1; x_0 does not change
     assert not matrix[0].any()
-    first, second = matrix[keep, 0], matrix[keep, 1]
-    x = np.linspace(-9.0, 10.0, 3001)
-    densities = norm.pdf(x, first[0]), norm.pdf(x)
+    x = np.linspace(-9.0, 10.0, 1501)
+    sets = sets_of(2)
+    chances = np.prod(np.where(sets, rate, 1 - rate), axis=1)
     tightest = 0.0
     for dp_epsilon in (0.0, 0.3, 1.0, 2.0):
         delta = 0.0
-        for own, other in zip(*densities, strict=True):
-            # Given y_0 the pair (x_1, y_1) is shifted by first +- second: the better sign is taken for every y_0.
-            threshold = dp_epsilon + math.log(other / own)
-            delta += own * max(_hockey_stick(np.linalg.norm(first[1:] + s * second[1:]), threshold) for s in (-1, 1))
-        delta *= x[1] - x[0]
-        bound = float(gaussian_delta(dp_epsilon, mu))
+        for chosen, chance in zip(sets, chances, strict=True):
+            first, second = (matrix[keep, at] * chosen[at] for at in (0, 1))
+            densities = norm.pdf(x, first[0]), norm.pdf(x)
+            of_set = 0.0
+            for own, other in zip(*densities, strict=True):
+                # Given y_0 the pair (x_1, y_1) is shifted by first +- second: the better sign is taken for every y_0.
+                threshold = dp_epsilon + math.log(other / own)
+                moved = [float(np.linalg.norm(first[1:] + sign * second[1:])) for sign in (-1, 1)]
+                of_set += own * max(_hockey_stick(shift, threshold) for shift in moved)
+            delta += chance * of_set * (x[1] - x[0])
+        mus = np.sqrt(sets @ prices)
+        bound = float(chances @ gaussian_delta(dp_epsilon, mus))
         assert delta <= bound * (1 + 1e-6)
         tightest = max(tightest, delta / bound)
-        assert delta > float(gaussian_delta(dp_epsilon, 0.8 * mu))
+        assert delta > float(chances @ gaussian_delta(dp_epsilon, 0.8 * mus))
     assert tightest > 0.9
 
 
 def _hockey_stick(shift, threshold):
     """E max(1 - exp(threshold - loss), 0) for the losses of N(shift, 1) against N(0, 1), any threshold."""
+    if shift == 0:
+        return max(0.0, -math.expm1(threshold))
     above = norm.sf(threshold / shift - shift / 2)
     return above - math.exp(threshold) * norm.sf(threshold / shift + shift / 2)
 

@@ -5,6 +5,7 @@ imported.
 
     jaxfl epsilon --sites 50 --samples 1200 --batch 64 --rounds 300 --noise-multiplier 1.1
     jaxfl epsilon --method privsgp-vr --sites 50 --samples 1200 --batch 64 --rounds 300 --target 3
+    jaxfl epsilon --method privsgp --sites 9 --samples 90 --batch 9 --rounds 9 --target 1 --trust pairs --shared-ratio 2
     jaxfl epsilon --method dp-fedavg --sites 5000 --active 50 --rounds 1000 --noise-multiplier 1
     jaxfl epsilon --method gradient-tracking --sites 5 --samples 287 --batch 32 --rounds 400 --target 8
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.privacy import clients, gossip, tracking
+from jaxfl.privacy import clients, gossip, shared, tracking
 from jaxfl.privacy.accountant import Account
 from jaxfl.privacy.statements import RELATIONS, rounded_up, statement_text
 
@@ -28,6 +29,7 @@ _OPTIONS = {  # argument of the library -> option
     "batch_size": "--batch",
     "bound": "--bound",
     "clip_norm": "--clip-norm",
+    "colluding": "--colluding",
     "dp_delta": "--delta",
     "estimate_batch_size": "--constants-batch",
     "estimate_noise_multiplier": "--constants-noise",
@@ -71,13 +73,22 @@ class Method(NamedTuple):
     noise: str = "noise_std"
 
 
+def _pairs(options: argparse.Namespace) -> tuple[float, shared.Secrets | None]:
+    """Own over effective noise, and what protects shared noise; 1 and None where each site has noise of its own."""
+    if not options.shared_ratio:
+        return 1.0, None
+    keys = shared.key_graph(options.key_graph, options.sites)
+    return shared.calibrated(keys, ratio=options.shared_ratio, colluding=options.colluding)
+
+
 def _gossip(accountant: gossip.Accountant) -> Method:
     """A method over a graph, in which a site releases a noisy mean gradient in every round."""
 
     def account(options: argparse.Namespace, noise: float) -> Account:
         sampler, batch, norm = options.sampler, options.batch, options.clip_norm
         estimator, std = accountant.estimator or "mini_batch", noise * norm / batch
-        releases = [gossip.Release(estimator, sampler, batch, size, norm, std) for size in _sizes(options)]
+        plain = gossip.Release(estimator, sampler, batch, 0, norm, std, secrets=_pairs(options)[1])
+        releases = [plain._replace(num_entries=size) for size in _sizes(options)]
         return gossip.account(accountant, releases, dp_delta=options.delta)
 
     return Method(account, "a site's mean gradient", divisor=lambda options: options.batch)
@@ -115,6 +126,7 @@ def _updates() -> Method:
 _MOST_ROUNDS = 10_000
 _TRACKING = "gradient-tracking"
 # Options of some methods, and their defaults; argparse has none, so that they are refused when given with another one.
+_IN_PAIRS = ("privsgp", "privsgp-vr", "dp2-sgd")
 _OWN: dict[str, tuple[tuple[str, ...], Any]] = {
     "local_steps": (("fedavg", "ali-dpfl"), 1),
     "active": (("dp-fedavg",), None),
@@ -124,6 +136,10 @@ _OWN: dict[str, tuple[tuple[str, ...], Any]] = {
     "scheme": ((_TRACKING,), "S1"),
     "step_size": ((_TRACKING,), None),
     "distribution": ((_TRACKING,), "laplace"),
+    "trust": (_IN_PAIRS, "everyone"),
+    "key_graph": (_IN_PAIRS, "exponential"),
+    "shared_ratio": (_IN_PAIRS, None),
+    "colluding": (_IN_PAIRS, 1),
 }
 
 
@@ -211,6 +227,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--scheme", choices=tracking.SCHEMES, help="gradient-tracking: scheme of steps, mixing and noise (default S1)")
     add("--step-size", type=float, metavar="GAMMA", help="gradient-tracking: step size (default the scheme's)")
     add("--distribution", choices=("laplace", "gaussian"), help="gradient-tracking: kind of noise (default laplace)")
+    methods, held = ", ".join(_IN_PAIRS), "epsilon holds against all other nodes, or sites share noise in pairs"
+    add("--trust", choices=("everyone", "pairs"), help=f"{methods}: {held} (default everyone)")
+    add("--key-graph", choices=shared.KEY_GRAPHS, help="pairs: which sites share noise (default exponential)")
+    add("--shared-ratio", type=float, metavar="R", help="pairs: standard deviation of shared over own noise")
+    add("--colluding", type=int, metavar="A", help="pairs: sites that share secrets with the observer (default 1)")
     add("--json", action="store_true", help="print JSON")
     return parser
 
@@ -220,8 +241,25 @@ def _sizes(args: argparse.Namespace) -> list[int]:
     return args.samples * args.sites if len(args.samples) == 1 else args.samples
 
 
+def _check_pairs(args: argparse.Namespace) -> None:
+    """Refuse options of shared noise without it, and numbers out of range."""
+    in_pairs = args.trust == "pairs"
+    for name in ("key_graph", "shared_ratio", "colluding"):
+        if not in_pairs and getattr(args, name) is not None:
+            option, remedy = f"--{name.replace('_', '-')}", "Leave it out, or pass --trust pairs."
+            raise ArgumentError(option, "belongs to --trust pairs", f"got {getattr(args, name)} without it", remedy)
+    if in_pairs:
+        if args.shared_ratio is None:
+            remedy = "Pass the ratio that the run prints, or jaxfl.privacy.best_ratio finds."
+            raise ArgumentError("--shared-ratio", "must be given with --trust pairs", "got none", remedy)
+        shared.check_ratio(**{"--shared-ratio": args.shared_ratio})
+        shared.check_colluding(args.sites, 1 if args.colluding is None else args.colluding)
+
+
 def _check(args: argparse.Namespace, method: Method) -> None:
     """Refuse values out of range, and options that the method does not have."""
+    if args.method in _IN_PAIRS:
+        _check_pairs(args)
     for name, (methods, default) in _OWN.items():
         value = getattr(args, name)
         if value is not None and args.method not in methods:
@@ -281,10 +319,17 @@ def answer(args: argparse.Namespace) -> dict[str, Any]:
         "sites": args.sites,
         "rounds": args.rounds,
         "noise_multiplier": noise,
-        method.noise: noise * args.clip_norm / method.divisor(args),
+        method.noise: (size := noise * args.clip_norm / method.divisor(args)),
+        **({} if args.trust == "everyone" else _parts(args, size)),
         "noise_on": method.noise_on,
         "statements": [one._asdict() for one in stated],
     }
+
+
+def _parts(args: argparse.Namespace, noise_std: float) -> dict[str, float]:
+    """Own and shared standard deviation of an effective one."""
+    own = _pairs(args)[0] * noise_std
+    return {"own_noise_std": own, "shared_noise_std": args.shared_ratio * own}
 
 
 def text(found: dict[str, Any]) -> str:
@@ -293,6 +338,9 @@ def text(found: dict[str, Any]) -> str:
     size, multiplier = rounded_up(found[name], 4), rounded_up(found["noise_multiplier"], 4)
     what = "standard deviation" if name == "noise_std" else "factor"
     noise = f"noise of {multiplier} times the clip norm: {what} {size} on {found['noise_on']}"
+    if "own_noise_std" in found:
+        own, both = (rounded_up(found[f"{part}_noise_std"], 4) for part in ("own", "shared"))
+        noise += f", which is effective: {own} of a site's own and {both} with each site that it shares noise with"
     counted = f"{found['method']}: {found['sites']} sites, {found['rounds']} rounds, {noise}"
     claims = [statement_text(one) for one in found["statements"]]
     lines = [*textwrap.wrap(counted, 100), "", *claims]

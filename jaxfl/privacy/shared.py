@@ -298,6 +298,22 @@ def effective_noise(keys: KeyGraph, *, ratio: Any, own: Any = 1.0, colluding: in
     return Effective(noise if np.ndim(ratio) else noise[0], method)
 
 
+def calibrated(keys: KeyGraph, *, ratio: float, own: Any = 1.0, colluding: int = 1) -> tuple[float, Secrets]:
+    """The factor on own noise with which no node's effective noise is below `own`, and what protects it.
+
+    Args:
+        keys, ratio, colluding: as for `effective_noise`.
+        own: effective noise that nodes shall have, one number or (n,).
+
+    Examples:
+        >>> factor, secrets = calibrated(key_graph("complete", 16), ratio=1.0, colluding=0)
+        >>> round(1 / factor, 6), secrets.observer
+        (2.915476, 'an outside observer')
+    """
+    worth = effective_noise(keys, ratio=ratio, own=own, colluding=colluding)
+    return float((own / worth.noise).max()), Secrets(keys.name, keys.num_nodes, colluding, worth.method)
+
+
 def _by_currents(own: np.ndarray, shared: np.ndarray, colluding: int, orbit: bool) -> np.ndarray:
     """The bound by currents, (n,), or (1,) for node 0 of an orbit."""
     squares = np.square(shared)

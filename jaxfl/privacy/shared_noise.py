@@ -11,7 +11,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, Array, Purpose, PyTree, check, purpose_key
 from jaxfl.core.tree import copied, scale
 from jaxfl.privacy.mechanisms import NoiseMechanism, add, gaussian, standard_noise
-from jaxfl.privacy.shared import KeyGraph, Secrets, check_colluding, check_ratio, effective_noise
+from jaxfl.privacy.shared import KeyGraph, calibrated, check_colluding, check_ratio
 
 _MOST_OFFSETS = 16  # of a circulant key graph whose draws stand in the program one after the other
 
@@ -74,8 +74,7 @@ def shared_gaussian(
         check.per_node(n, noise_std=noise_std)
         check.positive(noise_std=noise_std)
         parts = np.asarray(noise_std, np.float64)
-    worth = effective_noise(key_graph, ratio=ratio, own=parts, colluding=colluding)
-    factor = float((parts / worth.noise).max())
+    factor, secrets = calibrated(key_graph, ratio=ratio, own=parts, colluding=colluding)
     own, shared = factor * parts, factor * ratio * key_graph.shared(parts)
     draw_unit = (
         _complete(own, shared) if key_graph.is_complete and np.ptp(parts) == 0 else _pairs(own, shared, key_graph)
@@ -89,7 +88,6 @@ def shared_gaussian(
         drawn = draw_unit(key, params)
         return drawn if np.ndim(noise_std) else scale(jnp.asarray(noise_std, jnp.float32), drawn)
 
-    secrets = Secrets(key_graph.name, n, colluding, worth.method)
     units = None if np.ndim(noise_std) else (own, shared)
     return NoiseMechanism("shared_gaussian", noise_std, draw, secrets=secrets, parts=units)
 

@@ -14,11 +14,13 @@ from experiments.privsgp_vr import options as of_gossip
 from experiments.privsgp_vr.spending import privacy_of as gossip_privacy
 from jaxfl import command
 from jaxfl.frame import override
+from jaxfl.privacy.shared import effective_noise, key_graph
 
 RUN = {"sites": 4, "samples": 120, "batch": 12, "rounds": 20}
 GOSSIP = {"privsgp-vr": "PrivSGP-VR", "privsgp": "PrivSGP", "dp2-sgd": "DP2-SGD", "a-dp2-sgd": "A(DP)2SGD"}
 CLIENTS = {"fedavg": of_clients.FIXED, "ali-dpfl": of_clients.ALI, "dp-fedavg": of_clients.UPDATES}
 TRACKING = "gradient-tracking"
+PAIRS = {"trust": "pairs", "shared_ratio": 2.0}
 
 
 def words(method, **more):
@@ -77,6 +79,22 @@ def test_the_least_noise_meets_the_target_and_less_does_not(capsys, method):
     assert 2.49 < proven(actual) <= 2.5
     less = answered(capsys, method, noise_multiplier=0.997 * actual["noise_multiplier"])
     assert proven(less) > 2.5
+
+
+def test_noise_in_pairs_states_what_a_run_states(capsys):
+    actual = answered(capsys, "privsgp", noise_multiplier=1.5, clip_norm=0.5, key_graph="ring", **PAIRS)
+    options = {"method": "PrivSGP", "iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5, "graph": "ring"}
+    options |= {"target_epsilon": float("inf"), "noise_std": 1.5 * 0.5 / 12, "key_graph": "ring", **PAIRS}
+    config = override(of_gossip.Configuration(), options)
+    assert actual["statements"] == json.loads(json.dumps(gossip_privacy(config, [120] * 4)(20)))
+    assert actual["statements"][1]["observer"] == "any one other node"
+    effective = effective_noise(key_graph("ring", 4), ratio=2.0).noise[0]
+    assert actual["own_noise_std"] == pytest.approx(actual["noise_std"] / effective)
+    assert actual["shared_noise_std"] == pytest.approx(2 * actual["own_noise_std"])
+    assert command.main(words("privsgp", noise_multiplier=1.5, **PAIRS)) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "of a site's own" in text
+    assert "proven against any one other node" in text
 
 
 def test_bound_and_relation_choose_what_the_target_is_for(capsys):
@@ -143,6 +161,12 @@ def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
         ),
         ("fedavg", {"target": 1, "graph": "ring"}, "--graph: belongs to gradient-tracking"),
         ("privsgp", {"target": 1, "local_steps": 5}, "--local-steps: belongs to fedavg and ali-dpfl"),
+        ("a-dp2-sgd", {"target": 1, "trust": "pairs"}, "--trust: belongs to privsgp and privsgp-vr and dp2-sgd"),
+        ("privsgp", {"target": 1, "colluding": 1}, "--colluding: belongs to --trust pairs"),
+        ("privsgp", {"target": 1, "trust": "pairs"}, "--shared-ratio: must be given with --trust pairs"),
+        ("privsgp", {"target": 1, "trust": "pairs", "shared_ratio": -1}, "--shared-ratio: must be a number from 0"),
+        ("privsgp", {"target": 1, **PAIRS, "colluding": 4}, "--colluding: must leave one of 4 nodes honest"),
+        ("privsgp", {"target": 1, **PAIRS, "key_graph": "chain"}, "argument --key-graph: invalid choice"),
         (TRACKING, {"target": 1, "graph": "rings"}, "--graph: must be one of five_agents"),
         (TRACKING, {"target": 1, "graph": "five_agents"}, "--sites: must be 5 for five_agents"),
         (TRACKING, {"target": 1, "batch": 121}, "--samples: must be an integer of at least 121"),

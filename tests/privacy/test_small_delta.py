@@ -69,6 +69,7 @@ RELEASES = {
     "Poisson": (Release("mini_batch", "poisson", 10, 1000, 1.0, 0.2), "zero_out"),
     "exchanged": (Release("mini_batch", "poisson", 10, 1000, 1.0, 0.2), "replace_one"),
     "fixed": (Release("mini_batch", "fixed", 10, 1000, 1.0, 0.4), "replace_one"),
+    "fixed zeroed": (Release("mini_batch", "fixed", 10, 1000, 1.0, 0.4), "zero_out"),
     "uniform": (Release("mini_batch", "uniform", 10, 1000, 1.0, 0.8), "replace_one"),
     "table": (Release("saga", "poisson", 10, 1000, 1.0, 0.8), "zero_out"),
     "table exchanged": (Release("saga", "poisson", 10, 1000, 1.0, 0.8), "replace_one"),

@@ -12,6 +12,8 @@ sample's gradient, b and J the entries of a batch and of the node, q = b / J and
   e >= 0, mirrored below. Uniform draws with b > 1 can hold a sample c times, which moves the release c times as far:
   the mean over c of such profiles (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 10). A gradient of 0 is
   one of those that may replace the sample's, so the bound holds for zero_out, too;
+- `mini_batch`, batches that hold a sample at most once, zero_out: the sample pushes out a partner, which moves the
+  release by 2 / z, and the gradient of 0 by 1 / z only (proof in `jaxfl.privacy.dominating_pairs`, "zeroed");
 - `saga`, Poisson batches, one sample an entry, zero_out (a sample's gradient, fresh and stored, replaced by 0) and
   replace_one: the worst pair of a fresh and a stored gradient, and of two such pairs, composed. Given the others'
   participation, which depends on no data, and what was released, only the sample's own past draws are hidden: a release
@@ -56,6 +58,7 @@ from jaxfl.privacy.dominating_pairs import (
     replaced,
     sampled,
     unresolved_delta,
+    zeroed,
 )
 from jaxfl.privacy.grid import Grid
 from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
@@ -219,7 +222,7 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     assert release.clip_norm is not None
     rate, bound = release.batch_size / release.num_entries, release.clip_norm * release.entry_size
     if release.sampler != "poisson":
-        return None if release.estimator == "saga" else _replaced_bound(release, num_releases, dp_delta, chance)
+        return None if release.estimator == "saga" else _fixed_bound(release, relation, num_releases, dp_delta, chance)
     if release.estimator == "saga":
         name = "Poisson-sampled Gaussian releases with a stored gradient in each, for the worst pair of gradients"
         pair = stored if relation == "zero_out" and release.entry_size == 1 else stored_exchanged
@@ -244,8 +247,8 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in curves)), name)
 
 
-def _replaced_bound(release: Release, num_releases: int, dp_delta: float, chance: float) -> Bound | None:
-    """epsilon of batches of fixed size under replace_one."""
+def _fixed_bound(release: Release, relation: str, num_releases: int, dp_delta: float, chance: float) -> Bound | None:
+    """epsilon of batches of fixed size; where they may hold a sample several times, that of replace_one."""
     counts, chances = _counts_in_a_batch(release)
     rate = float(chances[1:].sum())
     shifts = [_change(release, "replace_one", count) / release.noise_std for count in counts[1:]]
@@ -255,7 +258,10 @@ def _replaced_bound(release: Release, num_releases: int, dp_delta: float, chance
         return Bound(math.inf, _TOO_SMALL)
     assert release.clip_norm is not None
     step = grid_step(rate, release.noise_std * release.batch_size / release.clip_norm, max(shifts))
-    weights = tuple((chances[1:] / rate).tolist())
-    (curve,) = composed_curves(replaced, (rate, tuple(shifts), weights), step, num_releases, dp_delta, chance)
+    pair, arguments = replaced, (rate, tuple(shifts), tuple((chances[1:] / rate).tolist()))
+    if relation == "zero_out" and len(shifts) == 1:
+        pair, arguments = zeroed, (rate, shifts[0], _change(release, relation, 1) / release.noise_std)
+    curves = composed_curves(pair, arguments, step, num_releases, dp_delta, chance)
     name = "privacy loss distribution of Gaussian releases of batches of fixed size"
-    return Bound(float(curve_epsilon(curve, dp_delta - num_releases * _UNLIKELY_COUNT)), name)
+    left = dp_delta - num_releases * _UNLIKELY_COUNT
+    return Bound(float(max(curve_epsilon(curve, left) for curve in curves)), name)

@@ -5,7 +5,8 @@ from what it received. So the guarantee of a node is the guarantee of K releases
 sample's gradient, b and J the entries of a batch and of the node, q = b / J and z = noise_std b / G. Proven are
 
 - `mini_batch`, Poisson batches, zero_out (a sample's gradient replaced by 0): the Poisson-sampled Gaussian, composed.
-  J and b are public and stay, so adding or removing a sample means zeroing its gradient;
+  J and b are public and stay, so adding or removing a sample means zeroing its gradient. At deltas below what grids
+  resolve it is Renyi DP (Mironov, Talwar, Zhang 2019, arXiv:1908.10530: Theorem 5 has the larger direction);
 - `mini_batch`, Poisson batches, replace_one: (1 - q) N(0, 1) + q N(1 / z, 1) against (1 - q) N(0, 1) + q N(-1 / z, 1),
   composed, which dominates every pair of samples (proof in `jaxfl.privacy.dominating_pairs`, "exchanged");
 - `mini_batch`, batches of fixed size, replace_one: the profile q delta_Gauss(log(1 + (exp(e) - 1) / q); 2 / z) for
@@ -48,6 +49,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import binomial
 from jaxfl.privacy.accountant import Bound
+from jaxfl.privacy.clients.local_iterations import ORDERS, converted_epsilon, renyi_divergences
 from jaxfl.privacy.composition import curve_epsilon, rounding_error, sum_of_draws
 from jaxfl.privacy.dominating_pairs import (
     composed_curves,
@@ -239,12 +241,27 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     if rate >= 1 or shift > _LARGEST_SHIFT:
         return None
     if dp_delta <= unresolved_delta(num_releases * chance):
+        if pair is sampled:
+            return _renyi_bound(rate, shift, num_releases, dp_delta, chance)
         return Bound(math.inf, _TOO_SMALL)
     step = grid_step(rate, release.noise_std * release.batch_size / bound, shift)
     curves = composed_curves(pair, arguments, step, num_releases, dp_delta, chance)
     changed = {exchanged: " of one sample or the other", stored_exchanged: ", of one sample or the other"}
     name = f"privacy loss distribution of {name}{changed.get(pair, '')}"
     return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in curves)), name)
+
+
+def _renyi_bound(rate: float, shift: float, num_releases: int, dp_delta: float, chance: float) -> Bound:
+    """epsilon of `sampled` at a delta that no grid resolves.
+
+    exp((alpha - 1) D) of an event that is a release with a chance is the mean of that of the release and of 1.
+    """
+    excess = ORDERS - 1
+    once = excess * renyi_divergences(sampling_rate=rate, noise_multiplier=1 / shift)
+    if chance < 1:
+        once = np.logaddexp(math.log1p(-chance), math.log(chance) + once)
+    name = "Renyi DP of Poisson-sampled Gaussian releases, integer orders 2 to 64"
+    return Bound(converted_epsilon(num_releases * once / excess, dp_delta), name)
 
 
 def _fixed_bound(release: Release, relation: str, num_releases: int, dp_delta: float, chance: float) -> Bound | None:

@@ -73,6 +73,16 @@ jaxfl/privacy/gossip/proven.py: abs(share - 1 / release.num_entries) => share
 jaxfl/privacy/selection.py: dp_delta / selected.mean_runs => dp_delta
 jaxfl/privacy/selection.py: max(first, second) => min(first, second)
 jaxfl/privacy/selection.py: "logarithmic": 1} => "logarithmic": 0}
+[tests/privacy/test_totals.py]
+jaxfl/privacy/totals.py: max(rates), min(noises) => min(rates), min(noises)
+[tests/privacy/gossip/test_waking.py]
+jaxfl/privacy/dominating_pairs.py: probabilities[-losses.lowest] += 1 - chance => probabilities[0] += 1 - chance
+[tests/privacy/gossip/test_fixed_batches.py]
+jaxfl/privacy/dominating_pairs.py: base = far - near => base = 0.9 * far
+jaxfl/privacy/dominating_pairs.py: joined((up, down), (without, with_sample)) => joined((up, down), (down, up))
+[tests/privacy/tracking/test_joint_bound.py]
+jaxfl/privacy/tracking/joint_bound.py: np.ceil(prices / step) => np.floor(prices / step)
+jaxfl/privacy/tracking/joint_bound.py: drawn = rate * chances => drawn = 0.9 * rate * chances
 [tests/privacy/test_small_delta.py tests/privacy/tracking/test_laplace_at_delta.py]
 jaxfl/privacy/concentrated.py: np.log(dp_delta * alpha) / excess => np.log(dp_delta) / excess
 [tests/privacy/gossip/test_published.py]

@@ -102,9 +102,8 @@ class Experiment(NamedTuple):
         finish: adds to the summary, and draws pictures besides the curves and the grid.
         columns: metrics of the closing table, or patterns of their names, svcca_*.
         baselines: one of `BASELINES` -> a function from a row to the options that make the baseline of it, or to None
-            where it has none. alone: each site by itself, with its noise and its accountant;
-            pooled: all samples in one place, without noise; curator: the same by DP-SGD at the row's epsilon;
-            without_noise: the row without its noise.
+            where it has none. alone: each site by itself, with its noise and its accountant; pooled: all samples in
+            one place, without noise; curator: the same by DP-SGD at the row's epsilon; without_noise: the row silent.
         run: (request) -> exit code, for an experiment that trains by itself.
     """
 

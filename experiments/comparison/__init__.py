@@ -7,7 +7,9 @@
 
 Data, nodes, graph, rounds, batch and delta are the same for all. Each method's noise is the least that meets the
 budget by its proven bound under one neighboring relation. Each has its best step size of one grid, chosen by test
-accuracy, which no epsilon covers: comparison.csv says where the best step lies at an end of the grid.
+accuracy, which no epsilon covers: comparison.csv says where the best step lies at an end of the grid. By default each
+method is measured where its paper ends a round: DP2-SGD, A(DP)2SGD, DP-GT and noisy-states with fresh noise that nobody
+has averaged, PrivSGP after a mixing. --measured after_mixing measures all after a mixing.
 """
 
 from jaxfl.frame import Experiment, Overlay

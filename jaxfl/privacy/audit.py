@@ -221,8 +221,7 @@ def canary_scores(
             observer of all messages learns it.
         data, canaries: of `with_canaries`.
         key, num_rounds: base key of the run; K, static.
-        num_releases: (state before, after a round) -> releases, of independent noise, that `released` adds up in that
-            round, (), int32; by default 1.
+        num_releases: (state before, after a round) -> releases that `released` adds up, (), int32; by default 1.
         covariance: as for `audit`. Each canary has a coordinate of its own then.
     """
     observed, whitened = views(covariance)
@@ -397,6 +396,5 @@ def require_jax_privacy() -> Any:
     try:
         return importlib.import_module("jax_privacy.auditing")
     except ImportError:
-        raise ArgumentError(
-            "audit", "needs jax-privacy", "it is not installed", "Run pip install jax-privacy."
-        ) from None
+        remedy = "Run pip install jax-privacy."
+        raise ArgumentError("audit", "needs jax-privacy", "it is not installed", remedy) from None

@@ -13,6 +13,19 @@ here: a shift is the change of a release divided by `noise_std`.
 - Replaced: delta(e) = q delta_Gauss(log(1 + (exp(e) - 1) / q)) for e >= 0, mirrored for e < 0: a batch of fixed size
   and one sample exchanged for another (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647; Zhu, Dong, Wang 2022,
   arXiv:2106.08567, whose Theorem 10 also lets dominating pairs be composed adaptively).
+- Zeroed: a batch of fixed size b, and one sample whose gradient is replaced by 0. Draw b of the other samples and one
+  of these, the partner, evenly; with probability q = b / J the sample takes the partner's place. That gives every batch
+  the same chance. Partner and others depend on no data, so let the observer see them. With g and x the gradients of the
+  sample and the partner (norms at most 1 / z), moved to where the partner's release is at 0, M(w) = (1 - q) N(0, I) +
+  q N(w, I) and near = 1 / z, far = 2 / z, the release is M(u) against M(v): u = g - x, v = -x, |u| <= far, |v| <= near,
+  |u - v| = |g| <= near. For a >= 1 take the argument of "exchanged": H_a(M(u) | M(v)) is the mean under N(u, I) of a
+  convex function of two lognormals of log standard deviations |u| and |u - v|, and is largest for the numbers u = far,
+  v = far - near. H_a(M(v) | M(u)) has |v| and |v - u| and is largest for v = near, u = 0; that also is the worst case
+  of H_a(M(u) | M(v)) for a < 1, which is 1 - a + a H_{1/a}(M(v) | M(u)). The larger profile of all u and v,
+      M(far) against M(far - near) for a >= 1, M(0) against M(near) for a < 1,
+  is convex as a supremum, and so it is the profile of a pair; the other direction is that pair's mirror image. In
+  every round the parameters follow from what was released, and the draw is independent of earlier ones, so that for
+  every past u and v are within these bounds, whoever the partner is: copies of the pair compose adaptively.
 - At times: in each of M events a release is made with probability w, which depends on no data (a node wakes at
   random). The observer sees in which, so that the curve is the mean over the binomial number of releases. That is M
   events, each with the pair's loss with probability w, else with the loss 0: one more mass at 0 composes exactly.
@@ -47,6 +60,7 @@ from jaxfl.privacy.composition import Curve, Losses, compose, is_small
 TAIL = 9.5  # normal quantile; the 1e-21 beyond it counts as an infinite loss
 _ROUNDED_MU = 1e6  # beyond it delta drowns in the rounding of epsilon, and a bound that is 1e-5 larger is given
 _LARGEST_MU = 1e150  # float64 holds its epsilon, 5e299; beyond it none is given
+_NEWTON_STEPS = 12
 _MAX_BINS = 2**19  # of one release: a wider grid gets a larger step, which only loosens the bound
 
 
@@ -180,6 +194,38 @@ def replaced(sampling_rate: float, shifts: tuple[float, ...], weights: tuple[flo
     return Losses(step, -last, probabilities, infinite)
 
 
+def zeroed(sampling_rate: float, far: float, near: float, step: float) -> tuple[Losses, Losses]:
+    """Losses of a sample in a batch of fixed size against a gradient of 0 in its place, and of that against the sample.
+
+    Args:
+        sampling_rate: q, in (0, 1).
+        far: above `near`: change of the release over noise_std when the sample takes another's place.
+        near: above 0: the same when it loses its gradient.
+        step: of the grid; larger where the grid would exceed the bins allowed.
+    """
+    base = far - near
+    tops = np.array([far, near]) + TAIL
+    highest = mixture_loss(tops, sampling_rate, 0.0, np.array([far, near]))
+    highest_loss = max(highest[0] - float(mixture_loss(tops[0], sampling_rate, 0.0, base)), highest[1])
+    step = max(step, 2 * highest_loss / _MAX_BINS)
+    last = math.ceil(highest_loss / step)
+    losses = step * np.arange(last + 1)
+    edges = _inverse_between(losses, sampling_rate, base, far)
+    up, down = (interval_masses(edges, sampling_rate, 0.0, shift)[0] for shift in (far, base))
+    edges = np.minimum(_inverse(losses, sampling_rate, near), tops[1])
+    with_sample, without = interval_masses(edges, sampling_rate, 0.0, near)
+    tails = 2 * float(scipy.special.ndtr(-TAIL))  # beyond both tops, which counts as an infinite loss
+
+    def joined(positive: tuple[np.ndarray, np.ndarray], negative: tuple[np.ndarray, np.ndarray]) -> Losses:
+        probabilities = np.zeros(2 * last + 1)
+        probabilities[last:] += _divide(*positive, 0.0, step)
+        probabilities[: last + 1] += _divide(negative[0][::-1], negative[1][::-1], -step * last, step)
+        probabilities[last] += max(0.0, 1 - float(positive[0].sum() + negative[0].sum()) - tails)  # the rest is 0
+        return Losses(step, -last, probabilities, tails)
+
+    return joined((up, down), (without, with_sample)), joined((with_sample, without), (down, up))
+
+
 def exchanged(sampling_rate: float, shift: float, step: float) -> Losses:
     """Losses of (1 - q) N(0, 1) + q N(shift, 1) against (1 - q) N(0, 1) + q N(-shift, 1), the same both ways.
 
@@ -200,7 +246,7 @@ def exchanged(sampling_rate: float, shift: float, step: float) -> Losses:
     return Losses(step, -last, _divide(upper, upper[::-1], -step * last, step), 2 * scipy.special.ndtr(-TAIL))
 
 
-def mixture_loss(x: np.ndarray, q: float, low: float, high: float) -> np.ndarray:
+def mixture_loss(x: Any, q: float, low: float, high: Any) -> np.ndarray:
     """log of the density of (1 - q) N(low, 1) + q N(high, 1) over that of N(0, 1), at x."""
     return np.logaddexp(np.log1p(-q) + low * x - low**2 / 2, math.log(q) + high * x - high**2 / 2)
 
@@ -210,6 +256,29 @@ def _inverse(losses: np.ndarray, q: float, shift: float) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = losses + np.log(-np.expm1(np.log1p(-q) - losses))  # log(exp(loss) - (1 - q))
         return np.where(losses > np.log1p(-q), (excess - math.log(q)) / shift + shift / 2, -np.inf)
+
+
+def _inverse_between(losses: np.ndarray, q: float, low: float, high: float) -> np.ndarray:
+    """x in [(low + high) / 2, high + TAIL] at which M(high) has each of these losses, from 0 on, against M(low).
+
+    There the loss rises: both its shift and the chance that x belongs to it are larger than those of M(low).
+    """
+
+    def loss(x: np.ndarray) -> np.ndarray:
+        return mixture_loss(x, q, 0.0, high) - mixture_loss(x, q, 0.0, low)
+
+    points = np.linspace((low + high) / 2, high + TAIL, 4097)
+    known = np.maximum.accumulate(loss(points))
+    after = np.clip(np.searchsorted(known, losses), 1, len(points) - 1)
+    left, right = points[after - 1], points[after]
+    x = np.clip(np.interp(losses, known, points), left, right)
+    for _ in range(_NEWTON_STEPS):  # kept between the two points, half of which is left where it leaves them
+        missing = loss(x) - losses
+        left, right = np.where(missing <= 0, x, left), np.where(missing >= 0, x, right)
+        chances = [scipy.special.expit(math.log(q) - np.log1p(-q) + w * x - w**2 / 2) for w in (low, high)]
+        moved = x - missing / (high * chances[1] - low * chances[0])
+        x = np.where((moved >= left) & (moved <= right), moved, (left + right) / 2)
+    return np.maximum.accumulate(x)
 
 
 def _exchanged_inverse(losses: np.ndarray, q: float, shift: float) -> np.ndarray:

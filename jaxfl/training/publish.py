@@ -16,7 +16,9 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array, PyTree
 from jaxfl.core.tree import leaf_names
+from jaxfl.privacy.releases import account
 from jaxfl.privacy.statements import SECRET
+from jaxfl.privacy.totals import total_epsilons
 from jaxfl.training.case import Case
 from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.json_files import jsonable, read_json, write_json
@@ -26,6 +28,7 @@ from jaxfl.training.processes import on_all, on_first
 from jaxfl.training.program import Program
 from jaxfl.training.run_directory import PRIVACY, PRIVATE, RunDirectory, slug
 
+_SAME = 1e-3  # relative: how far a learner's epsilon, of float32 numbers, may be from the stated one
 _PUBLISHED = ("finished", "budget_spent")  # ways to end that do not depend on the data
 
 
@@ -203,8 +206,9 @@ def _total(
 
     The result has an entry for each neighboring relation for which all have a bound.
 
-    This is basic composition: epsilons and deltas add up, node by node where all runs have the same data. Elsewhere a
-    sample may be at another node in each run, so that the largest epsilon of any node counts for each run.
+    Deltas add up. Where the learners say what they release, and that has the stated epsilons, all releases compose
+    (`jaxfl.privacy.totals`). Elsewhere epsilons add up. Both go node by node where all runs have the same data.
+    Otherwise a sample may be at another node in each run, so that the largest epsilon of any node counts for each run.
     """
     digests = {name: run.config["training"]["cases"][name]["data"] for name in cases}
     same_data = len({digests[name][str(seed)] for name, of in cases.items() for seed in of.seeds}) == 1
@@ -219,8 +223,45 @@ def _total(
             sums = {key: sum(one[key] for one in each) for key in ("dp_epsilon", "dp_delta")}
             if same_data:
                 sums |= _node_by_node(cases, of_nodes, relation)
-            totals.append({"neighboring_relation": relation, **sums, "holds_for": "every node", "runs": len(each)})
+            stated = {name: proven[name][relation] for name in cases}
+            composed = None
+            if len(each) > 1:
+                composed = _composed(cases, rows, stated, sums["dp_delta"], relation, nodes_agree=same_data)
+            how = "epsilons and deltas of all runs, added up"
+            if composed is not None and max(composed) < sums["dp_epsilon"]:
+                how = "releases of all runs, composed at the sum of their deltas"
+                per_node = {"node_epsilons": composed} if "node_epsilons" in sums else {}
+                sums |= {"dp_epsilon": max(composed), **per_node}
+            sums |= {"accountant": how, "holds_for": "every node", "runs": len(each)}
+            totals.append({"neighboring_relation": relation, **sums})
     return totals
+
+
+def _composed(
+    cases: Mapping[str, Case],
+    rows: Mapping[str, Mapping],
+    stated: Mapping[str, Mapping],
+    dp_delta: float,
+    relation: str,
+    *,
+    nodes_agree: bool,
+) -> list[float] | None:
+    """epsilon of each node for all runs together, by the learners' accounts; None where they do not state it."""
+    runs = []
+    try:
+        for name, case in cases.items():
+            learner = case.algorithm({key: jnp.float32(number) for key, number in case.numbers.items()})
+            own, epsilon = [], stated[name]["dp_epsilon"]
+            for seed, num_rounds in zip(case.seeds, rows[name]["rounds_per_seed"], strict=True):
+                sizes = np.asarray(case.data(seed).sizes)
+                alone = account(learner, sizes, dp_delta=stated[name]["dp_delta"])
+                own.append(alone.epsilon(num_rounds, "proven", relation))
+                runs.append((account(learner, sizes, dp_delta=dp_delta), num_rounds))
+            if abs(max(own) - epsilon) > _SAME * epsilon:
+                return None
+    except ArgumentError:  # a learner that does not say what it releases, or a delta of 1 and more
+        return None
+    return total_epsilons(runs, relation, nodes_agree=nodes_agree)
 
 
 def _node_by_node(cases: Mapping[str, Case], of_nodes: Mapping[str, list[Mapping]], relation: str) -> dict[str, Any]:

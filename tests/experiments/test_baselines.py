@@ -50,7 +50,7 @@ from jaxfl.training.run_directory import slug
         (
             "ali_dpfl",
             "--grid method=ALI-DPFL,DPFL --local-steps 2 --constants private --baselines curator",
-            ["curator"],
+            ["DPFL, curator"],
         ),
         ("dzofl", "--baselines alone pooled", ["FedAvg, alone", "FedAvg, pooled"]),
         ("embracing_fl", "--baselines alone pooled", ["alone", "pooled"]),

@@ -296,3 +296,24 @@ class TestPersonalizedBudgets:
         within, beyond = (self.stated(config, ran)["node_epsilons"] for ran in (rounds, rounds + 1))
         assert (np.array(within) <= budgets).all()
         assert (np.array(beyond) > budgets).any()
+
+
+def test_mixings_cost_their_bits_and_seconds_and_no_epsilon(tmp_path):
+    """Three exchanges of a round take three times as many bits; final ones are in the total, at the same state."""
+    options = (
+        "--method PrivSGP --nodes 4 --num-train 200 --num-test 40 --hidden 4 --batch-size 4 --iterations 4 --quiet"
+    )
+    options += " --evaluate-every 2 --seeds 0 --target-epsilon 8"
+    cases = {}
+    for name, more in {"one": "", "three": "--mixings 3", "final": "--final-mixings 2"}.items():
+        assert main(EXPERIMENT, shlex.split(f"{options} {more} --out {tmp_path / name}")) == 0
+        (cases[name],) = json.loads((tmp_path / name / "summary.json").read_text())["cases"].values()
+    bits, seconds = (
+        {name: case["costs"][cost]["mean"] for name, case in cases.items()}
+        for cost in ("bits_sent", "simulated_seconds")
+    )
+    assert (bits["three"], bits["final"]) == (3 * bits["one"], 1.5 * bits["one"])
+    assert 2.9 < seconds["three"] / seconds["one"] < 3.001
+    assert len({case["privacy"][0]["dp_epsilon"] for case in cases.values()}) == 1
+    accuracies = [case["test_loss"]["mean"] for case in cases.values()]
+    assert len({*accuracies}) == 3, "all three change what is measured"

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
 from jaxfl.core import ArgumentError
 from jaxfl.privacy import PRIVSGP, composition
@@ -69,6 +69,7 @@ RELEASES = {
     "Poisson": (Release("mini_batch", "poisson", 10, 1000, 1.0, 0.2), "zero_out"),
     "exchanged": (Release("mini_batch", "poisson", 10, 1000, 1.0, 0.2), "replace_one"),
     "fixed": (Release("mini_batch", "fixed", 10, 1000, 1.0, 0.4), "replace_one"),
+    "fixed zeroed": (Release("mini_batch", "fixed", 10, 1000, 1.0, 0.4), "zero_out"),
     "uniform": (Release("mini_batch", "uniform", 10, 1000, 1.0, 0.8), "replace_one"),
     "table": (Release("saga", "poisson", 10, 1000, 1.0, 0.8), "zero_out"),
     "table exchanged": (Release("saga", "poisson", 10, 1000, 1.0, 0.8), "replace_one"),
@@ -87,12 +88,35 @@ def test_sampling_counts_at_deltas_that_rounding_would_drown(release, relation):
 
 
 def test_a_delta_below_what_the_grid_leaves_out_is_stated_with_the_reason():
-    release, relation = RELEASES["Poisson"]
+    release, relation = RELEASES["table"]
     actual = proven_bound(release, relation, 10_000, 1e-18)
     assert math.isfinite(actual.dp_epsilon)
     assert "given how often a sample is drawn" in actual.accountant
     assert "secrecy of the draws counts for nothing" in actual.accountant
     assert "below what its grid leaves out" not in proven_bound(release, relation, 10_000, 1e-15).accountant
+
+
+@pytest.mark.parametrize("chance", [1.0, 0.2])
+def test_a_delta_that_no_grid_resolves_is_renyis(chance):
+    release, q, shift = RELEASES["Poisson"][0], 0.01, 0.5
+
+    def log_delta(dp_epsilon):  # of one release: the mass under the mixture less that under N(0, 1), from where on
+        start = (math.log(math.exp(dp_epsilon) - (1 - q)) - math.log(q)) / shift + shift / 2
+        far, near = norm.logsf(start - shift), norm.logsf(start)
+        upper = np.logaddexp(math.log1p(-q) + near, math.log(q) + far)
+        return math.log(chance) + upper + math.log(-math.expm1(min(dp_epsilon + near - upper, -1e-15)))
+
+    for dp_delta in (1e-25, 1e-30, 1e-60, 1e-300):
+        actual = proven_bound(release, "zero_out", 1, dp_delta, chance)
+        assert "Renyi" in actual.accountant
+        assert log_delta(actual.dp_epsilon) <= math.log(dp_delta)
+        assert log_delta(actual.dp_epsilon / 2) > math.log(dp_delta)
+    several = [proven_bound(release, "zero_out", 10_000, 10.0**-power, chance) for power in (15, 16, 20, 30)]
+    assert "distribution" in several[0].accountant
+    assert "Renyi" in several[-1].accountant
+    growth = np.diff([one.dp_epsilon for one in several])
+    assert (growth > 0).all()
+    assert growth.max() < 0.5 * several[0].dp_epsilon, "no jump"
 
 
 class TestBelowWhatIsResolved:
@@ -110,7 +134,15 @@ class TestBelowWhatIsResolved:
         release = Release("mini_batch", sampler, 40, 90, clip_norm=2.0, noise_std=1.0)
         says = r"^dp_delta: must be above 8e-19, what accounting leaves out in 400 rounds; got .* Pass a larger one\."
         with pytest.raises(ArgumentError, match=says):
-            account(PRIVSGP, release, dp_delta=dp_delta).calibrate(400, 8.0)
+            account(PRIVSGP, release, dp_delta=dp_delta).calibrate(400, 8.0, "proven", "replace_one")
+
+    @pytest.mark.parametrize("dp_delta", [1e-100, 1e-30])
+    def test_a_budget_of_poisson_batches_is_met(self, dp_delta):
+        release = Release("mini_batch", "poisson", 40, 90, clip_norm=2.0, noise_std=1.0)
+        std = account(PRIVSGP, release, dp_delta=dp_delta).calibrate(400, 8.0)
+        louder, quieter = (release._replace(noise_std=factor * std) for factor in (1.0, 0.999))
+        assert account(PRIVSGP, louder, dp_delta=dp_delta).epsilon(400) <= 8.0
+        assert account(PRIVSGP, quieter, dp_delta=dp_delta).epsilon(400) > 8.0
 
     def test_a_budget_just_above_is_met(self):
         release = Release("mini_batch", "poisson", 40, 90, clip_norm=2.0, noise_std=1.0)

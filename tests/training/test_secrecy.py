@@ -278,6 +278,28 @@ class TestPublish:
             state = restore_state(run, "A", cases["A"], 1)[1]
             np.testing.assert_array_equal(held["params"], algorithm_of({"noise_std": 0.1}).node_params(state))
 
+    def test_the_total_composes_what_the_learners_say(self, tmp_path):
+        def account(dp_delta):
+            return jaxfl.privacy.account(algorithm_of({"noise_std": 2.0}), data_of(0), dp_delta=dp_delta)
+
+        def total(name, factor):
+            def stated(rounds):
+                return [{**STATEMENT, "dp_epsilon": factor * account(1e-5).epsilon(rounds)}]
+
+            run, cases = open_run(tmp_path / name, {}), {"A": case(2.0, seeds=(0, 1, 2), privacy=stated)}
+            train(cases, run=run, quiet=True, key=secret_key(run))
+            publish(run, cases, tmp_path / f"{name}_out")
+            return json.loads((tmp_path / f"{name}_out" / "privacy.json").read_text())["total"][0]
+
+        actual, one = total("own", 1.0), account(1e-5).epsilon(2)
+        assert actual["dp_epsilon"] == pytest.approx(account(3e-5).epsilon(6))
+        assert actual["dp_epsilon"] < 0.8 * 3 * one
+        assert (actual["dp_delta"], actual["runs"]) == (pytest.approx(3e-5), 3)
+        assert "composed" in actual["accountant"]
+        other = total("other", 1.5)  # a statement that is not the learner's
+        assert other["dp_epsilon"] == pytest.approx(3 * 1.5 * one)
+        assert "added up" in other["accountant"]
+
     def test_arrays_of_a_registered_class_have_their_names(self, tmp_path):
         @jax.tree_util.register_dataclass
         @dataclasses.dataclass

@@ -237,13 +237,7 @@ def _reason(spent: Spent, _bound: str) -> str | None:
 @lru_cache(maxsize=4096)
 def _cost(spent: Spent, bound: str, relation: str) -> Bound:
     """The epsilon of a release; `_reason` of it is None."""
-    release = spent.release
-    rate = release.batch_size / release.num_samples
-    kinds = [SampledReleases(rate, release.noise_multiplier, spent.num_iterations)]
-    if release.estimates == "private":
-        rate = release.estimate_batch_size / release.num_samples
-        kinds.append(SampledReleases(rate, release.estimate_noise_multiplier, spent.num_estimates))
-    kinds = [kind for kind in kinds if kind.num_releases]
+    kinds = kinds_of(spent)
     if not kinds:
         return verbs.NOTHING
     counts = {"local iterations": spent.num_iterations, "estimates": spent.num_estimates}
@@ -257,6 +251,17 @@ def _cost(spent: Spent, bound: str, relation: str) -> Bound:
     how = "Poisson-sampled Gaussian" if secret else "Gaussian"
     exact = Bound(proven, f"privacy loss distribution of {how} releases: {what}")
     return converted if relation == "zero_out" and converted.dp_epsilon < proven else exact
+
+
+def kinds_of(spent: Spent) -> list[SampledReleases]:
+    """List the releases of a client: of its iterations, and of its private estimates."""
+    release = spent.release
+    rate = release.batch_size / release.num_samples
+    kinds = [SampledReleases(rate, release.noise_multiplier, spent.num_iterations)]
+    if release.estimates == "private":
+        rate = release.estimate_batch_size / release.num_samples
+        kinds.append(SampledReleases(rate, release.estimate_noise_multiplier, spent.num_estimates))
+    return [kind for kind in kinds if kind.num_releases]
 
 
 @lru_cache(maxsize=64)

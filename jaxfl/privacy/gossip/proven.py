@@ -5,13 +5,16 @@ from what it received. So the guarantee of a node is the guarantee of K releases
 sample's gradient, b and J the entries of a batch and of the node, q = b / J and z = noise_std b / G. Proven are
 
 - `mini_batch`, Poisson batches, zero_out (a sample's gradient replaced by 0): the Poisson-sampled Gaussian, composed.
-  J and b are public and stay, so adding or removing a sample means zeroing its gradient;
+  J and b are public and stay, so adding or removing a sample means zeroing its gradient. At deltas below what grids
+  resolve it is Renyi DP (Mironov, Talwar, Zhang 2019, arXiv:1908.10530: Theorem 5 has the larger direction);
 - `mini_batch`, Poisson batches, replace_one: (1 - q) N(0, 1) + q N(1 / z, 1) against (1 - q) N(0, 1) + q N(-1 / z, 1),
   composed, which dominates every pair of samples (proof in `jaxfl.privacy.dominating_pairs`, "exchanged");
 - `mini_batch`, batches of fixed size, replace_one: the profile q delta_Gauss(log(1 + (exp(e) - 1) / q); 2 / z) for
   e >= 0, mirrored below. Uniform draws with b > 1 can hold a sample c times, which moves the release c times as far:
   the mean over c of such profiles (Balle, Barthe, Gaboardi 2018, arXiv:1807.01647, Theorem 10). A gradient of 0 is
   one of those that may replace the sample's, so the bound holds for zero_out, too;
+- `mini_batch`, batches that hold a sample at most once, zero_out: the sample pushes out a partner, which moves the
+  release by 2 / z, and the gradient of 0 by 1 / z only (proof in `jaxfl.privacy.dominating_pairs`, "zeroed");
 - `saga`, Poisson batches, one sample an entry, zero_out (a sample's gradient, fresh and stored, replaced by 0) and
   replace_one: the worst pair of a fresh and a stored gradient, and of two such pairs, composed. Given the others'
   participation, which depends on no data, and what was released, only the sample's own past draws are hidden: a release
@@ -46,6 +49,7 @@ import numpy as np
 from jaxfl.core import ArgumentError, check
 from jaxfl.privacy import binomial
 from jaxfl.privacy.accountant import Bound
+from jaxfl.privacy.clients.local_iterations import ORDERS, converted_epsilon, renyi_divergences
 from jaxfl.privacy.composition import curve_epsilon, rounding_error, sum_of_draws
 from jaxfl.privacy.dominating_pairs import (
     composed_curves,
@@ -56,6 +60,7 @@ from jaxfl.privacy.dominating_pairs import (
     replaced,
     sampled,
     unresolved_delta,
+    zeroed,
 )
 from jaxfl.privacy.grid import Grid
 from jaxfl.privacy.shared import Secrets
@@ -221,7 +226,7 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     assert release.clip_norm is not None
     rate, bound = release.batch_size / release.num_entries, release.clip_norm * release.entry_size
     if release.sampler != "poisson":
-        return None if release.estimator == "saga" else _replaced_bound(release, num_releases, dp_delta, chance)
+        return None if release.estimator == "saga" else _fixed_bound(release, relation, num_releases, dp_delta, chance)
     if release.estimator == "saga":
         name = "Poisson-sampled Gaussian releases with a stored gradient in each, for the worst pair of gradients"
         pair = stored if relation == "zero_out" and release.entry_size == 1 else stored_exchanged
@@ -238,6 +243,8 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     if rate >= 1 or shift > _LARGEST_SHIFT:
         return None
     if dp_delta <= unresolved_delta(num_releases * chance):
+        if pair is sampled:
+            return _renyi_bound(rate, shift, num_releases, dp_delta, chance)
         return Bound(math.inf, _TOO_SMALL)
     step = grid_step(rate, release.noise_std * release.batch_size / bound, shift)
     curves = composed_curves(pair, arguments, step, num_releases, dp_delta, chance)
@@ -246,8 +253,21 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in curves)), name)
 
 
-def _replaced_bound(release: Release, num_releases: int, dp_delta: float, chance: float) -> Bound | None:
-    """epsilon of batches of fixed size under replace_one."""
+def _renyi_bound(rate: float, shift: float, num_releases: int, dp_delta: float, chance: float) -> Bound:
+    """epsilon of `sampled` at a delta that no grid resolves.
+
+    exp((alpha - 1) D) of an event that is a release with a chance is the mean of that of the release and of 1.
+    """
+    excess = ORDERS - 1
+    once = excess * renyi_divergences(sampling_rate=rate, noise_multiplier=1 / shift)
+    if chance < 1:
+        once = np.logaddexp(math.log1p(-chance), math.log(chance) + once)
+    name = "Renyi DP of Poisson-sampled Gaussian releases, integer orders 2 to 64"
+    return Bound(converted_epsilon(num_releases * once / excess, dp_delta), name)
+
+
+def _fixed_bound(release: Release, relation: str, num_releases: int, dp_delta: float, chance: float) -> Bound | None:
+    """epsilon of batches of fixed size; where they may hold a sample several times, that of replace_one."""
     counts, chances = _counts_in_a_batch(release)
     rate = float(chances[1:].sum())
     shifts = [_change(release, "replace_one", count) / release.noise_std for count in counts[1:]]
@@ -257,7 +277,10 @@ def _replaced_bound(release: Release, num_releases: int, dp_delta: float, chance
         return Bound(math.inf, _TOO_SMALL)
     assert release.clip_norm is not None
     step = grid_step(rate, release.noise_std * release.batch_size / release.clip_norm, max(shifts))
-    weights = tuple((chances[1:] / rate).tolist())
-    (curve,) = composed_curves(replaced, (rate, tuple(shifts), weights), step, num_releases, dp_delta, chance)
+    pair, arguments = replaced, (rate, tuple(shifts), tuple((chances[1:] / rate).tolist()))
+    if relation == "zero_out" and len(shifts) == 1:
+        pair, arguments = zeroed, (rate, shifts[0], _change(release, relation, 1) / release.noise_std)
+    curves = composed_curves(pair, arguments, step, num_releases, dp_delta, chance)
     name = "privacy loss distribution of Gaussian releases of batches of fixed size"
-    return Bound(float(curve_epsilon(curve, dp_delta - num_releases * _UNLIKELY_COUNT)), name)
+    left = dp_delta - num_releases * _UNLIKELY_COUNT
+    return Bound(float(max(curve_epsilon(curve, left) for curve in curves)), name)

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusals
+from problems import problem
 
 import jaxfl
 from jaxfl import graphs
@@ -241,6 +242,10 @@ test_of_shared_noise = refusals(
             "noise_std",
         ),
         (lambda: clients(shared_noise(grid_bits=9)), "noise"),
+        *(
+            (lambda name=name: problem(name).algorithm(distribution="shared_gaussian"), "distribution")
+            for name in ("gradient_tracking", "perturbed_gossip", "output_perturbation")
+        ),
         (by_direction(), "links"),
         (by_direction(graphs.exponential(4)), "links"),
         (lambda: learner(shared_noise(), jaxfl.dp2_sgd, links=jaxfl.links(0.5)), "links"),

@@ -58,10 +58,12 @@ def of_noisy_gradients(
             remedy = "Pass jaxfl.mini_batch(...) or jaxfl.saga(...), or account for the plan by hand."
             raise ArgumentError("gradient", "must say which samples it takes", "got an estimator without it", remedy)
         known(clip_norm=what.clip_norm, noise=noise.noise_scale)
-        check.one_of(("gaussian", "grid_gaussian", "shared_gaussian", "none"), noise=noise.distribution)
+        known_noise = ("gaussian", "grid_gaussian", "shared_gaussian", "shared_grid_gaussian", "none")
+        check.one_of(known_noise, noise=noise.distribution)
         grid = None
         if noise.grid_bits is not None:
-            grid = Grid(noise.grid_bits, size(jax.eval_shape(task.init, jax.random.key(0))))
+            sharing = 1 if noise.secrets is None else num_nodes
+            grid = Grid(noise.grid_bits, size(jax.eval_shape(task.init, jax.random.key(0))), sharing)
         scales = per_node(num_nodes, sizes, noise.noise_scale)
 
         def one(count: int, noise_std: float) -> gossip.Release:

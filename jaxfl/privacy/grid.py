@@ -20,20 +20,31 @@ class Grid(NamedTuple):
     Attributes:
         bits: the step is noise_std 2^-bits.
         num_params: d, coordinates of a release.
+        num_nodes: n, whose pairs share integers; 1 where a node's are its own.
     """
 
     bits: int
     num_params: int
+    num_nodes: int = 1
 
     @property
     def rounding(self) -> float:
-        """Most that rounding adds to the L2 change of a release, in units of noise_std: 2^-bits sqrt(d)."""
+        """Most that rounding adds to the L2 change of a release, in units of noise_std: 2^-bits sqrt(d).
+
+        The step of shared noise is smaller: its own noise, which is below the effective one, counts there.
+        """
         return 2.0**-self.bits * math.sqrt(self.num_params)
 
     @property
     def distance(self) -> float:
-        """Bound on the total variation distance of a release's noise from what `grid_gaussian` says it is."""
-        return self.num_params * 2.0 ** (self.bits - 124)
+        """Bound on the total variation distance of a release's noise from what `grid_gaussian` says it is.
+
+        Of shared noise the integers of all nodes and pairs count, of any number of bits.
+        """
+        if self.num_nodes == 1:
+            return self.num_params * 2.0 ** (self.bits - 124)
+        draws = self.num_nodes * (self.num_nodes + 1) // 2
+        return draws * self.num_params * 2.0 ** (MOST_BITS - 124)
 
 
 def check_bits(**arguments: int) -> None:
@@ -71,8 +82,9 @@ def assumption(grid: Grid | None) -> str:
     """Describe in the words of a statement how the noise of releases is made. Without a grid it is made in float32."""
     if grid is None:
         return FLOAT_NOISE
+    whose = "the" if grid.num_nodes == 1 else "the own"
     return (
-        "batches and noise from the threefry pseudo-random generator count as ideal; releases are integers times the"
-        f" noise over {2**grid.bits}, what rounding adds to a sample's influence is counted, and a thousandth of delta"
-        f" is kept for the noise, which is exact to {grid.distance:.1g} a release; {FLOAT_SUM}"
+        "batches and noise from the threefry pseudo-random generator count as ideal; releases are integers times"
+        f" {whose} noise over {2**grid.bits}, what rounding adds to a sample's influence is counted, and a thousandth"
+        f" of delta is kept for the noise, which is exact to {grid.distance:.1g} a release; {FLOAT_SUM}"
     )

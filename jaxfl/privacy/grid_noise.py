@@ -77,16 +77,16 @@ def grid_gaussian(noise_std: float | Array, bits: int = 12) -> NoiseMechanism:
     noise_std = copied(noise_std)
 
     def draw(key, params):
-        return standard_noise(key, params, lambda node_key, size: _integers(node_key, size, bits))
+        return standard_noise(key, params, lambda node_key, size: integers(node_key, size, bits))
 
     def release(values, noise):
         step = jnp.asarray(noise_std, jnp.float32) * np.float32(2.0**-bits)
-        return jax.tree.map(lambda leaf, drawn: _on_grid(leaf, drawn, along_nodes(step, leaf)), values, noise)
+        return jax.tree.map(lambda leaf, drawn: on_grid(leaf, drawn, along_nodes(step, leaf)), values, noise)
 
     return NoiseMechanism("grid_gaussian", noise_std, draw, release, lambda scale: grid_gaussian(scale, bits), bits)
 
 
-def _on_grid(values: Array, noise: Array, step: Array) -> Array:
+def on_grid(values: Array, noise: Array, step: Array) -> Array:
     """step (round(values / step) + noise); the values themselves where the step is 0 or they are not finite."""
     silent = step == 0
     steps = jnp.clip(jnp.round(values / jnp.where(silent, 1.0, step)), -_LARGEST, _LARGEST)
@@ -94,7 +94,7 @@ def _on_grid(values: Array, noise: Array, step: Array) -> Array:
     return jnp.where(silent | ~jnp.isfinite(values), values, released)
 
 
-def _integers(key: Array, size: int, bits: int) -> Array:
+def integers(key: Array, size: int, bits: int) -> Array:
     """k, (size,), int32."""
     table = _table(bits)
     # In a loop: a hash in one kernel with the look-ups is made number by number, at eight times its time.

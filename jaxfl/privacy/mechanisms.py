@@ -28,7 +28,7 @@ class NoiseMechanism(NamedTuple):
     """Noise, and how values are released with it.
 
     Attributes:
-        distribution: "gaussian", "laplace", "grid_gaussian" or "shared_gaussian".
+        distribution: "gaussian", "laplace", "grid_gaussian", "shared_gaussian" or "shared_grid_gaussian".
         noise_scale: () or (n,), standard deviation (Gaussian) or scale b of density exp(-|x| / b) / (2 b) (Laplace).
         draw: (key, tree with leaves (n, *leaf), float32) -> noise of the same structure and shapes, float32, or int32
             for noise on a grid. It raises ArgumentError for other leaves: noise drawn in bfloat16 takes 128 values,
@@ -65,18 +65,18 @@ def check_types(noise: NoiseMechanism, task: Task, params: PyTree) -> None:
 def require_float_noise(missing: str, **distributions: str | None) -> None:
     """Refuse noise on a grid for algorithms whose accountants count no rounding: `missing` is what no bound says."""
     for name, distribution in distributions.items():
-        if distribution == "grid_gaussian":
+        if distribution in ("grid_gaussian", "shared_grid_gaussian"):
             requirement = f"must be drawn in float32 here: no bound says {missing}"
             remedy = "Pass gaussian; docs/finite_precision.md names the methods that have a grid."
-            raise ArgumentError(name, requirement, "got grid_gaussian", remedy)
+            raise ArgumentError(name, requirement, f"got {distribution}", remedy)
 
 
 def require_own_noise(reason: str, **distributions: str | None) -> None:
     """Refuse noise that pairs of nodes share, for a `reason`."""
     for name, distribution in distributions.items():
-        if distribution == "shared_gaussian":
+        if distribution in ("shared_gaussian", "shared_grid_gaussian"):
             requirement = f"must be noise of a node's own here: {reason}"
-            raise ArgumentError(name, requirement, "got shared_gaussian", "Pass jaxfl.gaussian.")
+            raise ArgumentError(name, requirement, f"got {distribution}", "Pass jaxfl.gaussian.")
 
 
 def require_kept_sum(noise: NoiseMechanism, num_nodes: int, *, is_linear: bool, loses_sum: bool = False) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array, Purpose, PyTree, check, purpose_key
 from jaxfl.core.tree import copied, scale
+from jaxfl.privacy.grid_noise import grid_gaussian
 from jaxfl.privacy.mechanisms import NoiseMechanism, add, gaussian, standard_noise
 from jaxfl.privacy.shared import KeyGraph, calibrated, check_colluding, check_ratio
+from jaxfl.privacy.shared_grid_noise import shared_grid_gaussian
 
 _MOST_OFFSETS = 16  # of a circulant key graph whose draws stand in the program one after the other
 
@@ -22,6 +24,7 @@ def shared_gaussian(
     key_graph: KeyGraph,
     ratio: float,
     colluding: int = 1,
+    grid_bits: int | None = None,
 ) -> NoiseMechanism:
     """Gaussian noise of one's own and noise shared between pairs of nodes, which cancels in the sum over nodes.
 
@@ -39,6 +42,8 @@ def shared_gaussian(
         ratio: of the shared to the own standard deviation, static, by `best_ratio`.
         colluding: nodes that share their secrets with the observer; with n - 1 of them nothing is left but a node's own
             noise.
+        grid_bits: own and shared noise are integers times 2^-grid_bits s, one step for all nodes, and values are
+            rounded to it. The ratio is then a power of two. None: noise in float32.
 
     Raises:
         ArgumentError: a traced ratio, traced scales per node, or scales of another number of nodes.
@@ -63,9 +68,12 @@ def shared_gaussian(
     check_ratio(ratio=ratio)
     check_colluding(n, colluding)
     if ratio == 0:
-        return gaussian(noise_std)
+        return gaussian(noise_std) if grid_bits is None else grid_gaussian(noise_std, grid_bits)
     check.non_negative(noise_std=noise_std)
     check.in_float32(noise_std=noise_std)
+    if grid_bits is not None:
+        options = {"ratio": ratio, "colluding": colluding, "grid_bits": grid_bits}
+        return shared_grid_gaussian(noise_std, key_graph=key_graph, **options)
     noise_std, parts = copied(noise_std), np.ones(n)
     if np.ndim(noise_std):
         if check.is_traced(noise_std):

@@ -92,7 +92,7 @@ class TestSearch:
             words = np.array([[n >> shift & 0xFFFFFFFF for shift in (96, 64, 32, 0)] for n in whole], np.uint32)
             given = jnp.stack([words[:, :2], words[:, 2:]])
             monkeypatch.setattr(jax.lax, "map", lambda function, keys, given=given: given)
-            actual = np.asarray(grid_noise._integers(KEY, len(tried), bits))
+            actual = np.asarray(grid_noise.integers(KEY, len(tried), bits))
             expected = [bisect.bisect_left(numbers, -number, key=operator.neg) for number in tried]
             np.testing.assert_array_equal(actual, np.array(expected) * (-1 if sign else 1))
 

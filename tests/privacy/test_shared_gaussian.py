@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 from helpers import refusals
+from problems import problem
 
 import jaxfl
 from jaxfl import graphs
@@ -84,7 +85,7 @@ def test_rounds_coordinates_and_leaves_have_noise_of_their_own():
     assert len(np.unique(numbers)) == len(numbers)
 
 
-@pytest.mark.parametrize("scale", [0.7, OWN])
+@pytest.mark.parametrize("scale", [0.7, jnp.asarray(OWN)])
 def test_ratio_zero_is_noise_of_ones_own_bit_for_bit(scale):
     noise = jaxfl.shared_gaussian(scale, key_graph=key_graph("ring", 4), ratio=0.0)
     like = jnp.zeros((4, 33))
@@ -100,6 +101,37 @@ def test_a_single_scale_may_be_traced():
 
     swept = jax.jit(jax.vmap(draw))(jnp.array([1.0, 2.0]))
     np.testing.assert_allclose(swept[1], 2 * draw(1.0), rtol=1e-6)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", ["ring", "exponential", "complete"])
+def test_on_a_grid_integers_have_the_covariance_of_calibration(name):
+    n, count, bits, ratio = 4, 40_000, 9, 2.0
+    keys = key_graph(name, n)
+    noise = jaxfl.shared_gaussian(0.7, key_graph=keys, ratio=ratio, grid_bits=bits)
+    like = jnp.zeros((n, count))
+    steps = noise.draw(KEY, like)
+    assert steps.dtype == jnp.int32
+    factor = 1 / effective_noise(keys, ratio=ratio).noise[0]
+    step = np.float32(0.7) * np.float32(factor * 2.0**-bits)
+    released = noise.release(like + 0.123, steps)
+    whole = np.round(np.float32(0.123) / step) + np.asarray(steps)
+    np.testing.assert_array_equal(released, whole.astype(np.float32) * step)
+    drawn = np.asarray(steps, np.float64) * 2.0**-bits  # at own noise 1
+    squares = np.square(ratio * keys.weights)
+    expected = np.diag(1 + squares.sum(axis=1)) - squares
+    error = np.sqrt((np.outer(np.diag(expected), np.diag(expected)) + np.square(expected)) / count)
+    assert (np.abs(drawn @ drawn.T / count - expected) < 4 * error + 1e-4).all()
+    np.testing.assert_allclose(drawn.sum(axis=0).std(), math.sqrt(n), rtol=4 / math.sqrt(2 * count))
+
+
+def test_on_a_grid_the_accountant_counts_rounding_and_all_draws():
+    of_grid, own = (learner(noise) for noise in (shared_noise(grid_bits=10), jaxfl.grid_gaussian(0.5, 10)))
+    stated, plain = (jaxfl.privacy.statements(one, [40] * 4, 5, dp_delta=1e-5) for one in (of_grid, own))
+    assert [one.dp_epsilon for one in stated] == [one.dp_epsilon for one in plain]
+    assert "integers times the own noise over 1024" in " ".join(stated[1].assumptions)
+    each = jaxfl.privacy.releases_of(of_grid, [40] * 4).each[0].grid
+    assert each.distance == 10 * 6 * 2.0 ** (16 - 124)
 
 
 # Algorithms and statements
@@ -167,6 +199,10 @@ def by_direction(graph=None, **options):
     return lambda: learner(shared_noise(), jaxfl.d_psgd, graphs.ring(4) if graph is None else graph, links=links)
 
 
+def clients(noise):
+    return jaxfl.local_steps(1, batch_size=2, optimizer=optax.sgd(0.1), clip_norm=1.0, noise=noise)
+
+
 test_of_shared_noise = refusals(
     [
         (lambda: key_graph("chain", 4), "key_graph"),
@@ -197,6 +233,18 @@ test_of_shared_noise = refusals(
         (
             lambda: learner(shared_noise(), jaxfl.d_psgd, step_size=None, optimizer=optax.sgd(0.1)),
             "optimizer",
+        ),
+        (lambda: shared_noise(ratio=0.7, grid_bits=10), "ratio"),
+        (lambda: shared_noise(ratio=2.0, grid_bits=7), "grid_bits"),
+        (lambda: shared_noise(ratio=2.0, grid_bits=16), "shared_grid_bits"),
+        (
+            lambda: jaxfl.shared_gaussian(jnp.asarray(OWN), key_graph=key_graph("ring", 4), ratio=1.0, grid_bits=9),
+            "noise_std",
+        ),
+        (lambda: clients(shared_noise(grid_bits=9)), "noise"),
+        *(
+            (lambda name=name: problem(name).algorithm(distribution="shared_gaussian"), "distribution")
+            for name in ("gradient_tracking", "perturbed_gossip", "output_perturbation")
         ),
         (by_direction(), "links"),
         (by_direction(graphs.exponential(4)), "links"),

@@ -29,7 +29,7 @@ class Exchange(NamedTuple):
     """The way of messages between neighbors, made by `exchange`."""
 
     keeps_ones: bool  # values of one stay one exactly
-    draw: Callable[[Key, Array], LinkDraws]  # (key, round index) -> losses and rounding; leaves (M, ...) for M > 1
+    draw: Callable[[Key, Array], LinkDraws]  # (key, round index) -> losses and rounding, (M, ...) for M > 1
     # (draws, fn, operands, round index) -> (mixtures of both trees fn(*operands), the second never rounded; numbers as
     # below). An elementwise `fn` is computed while mixing.
     send_result: Callable[..., tuple[tuple[PyTree, PyTree], dict[str, Array]]]
@@ -116,7 +116,7 @@ def exchange(
     return Exchange(links.is_plain and keeps_ones(graph), draw, send_result, finish)
 
 
-def message_bits(graph: Graph, round_index: Array | int, bits: float) -> dict[str, Array]:
+def message_bits(graph: Graph, round_index: Array, bits: float) -> dict[str, Array]:
     """Count the bits of messages between neighbors by name, (n,), float32, lost ones, too; a message has `bits`."""
     return {
         "bits_sent": messages_sent(graph, round_index) * jnp.float32(bits),

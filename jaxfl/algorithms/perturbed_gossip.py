@@ -180,7 +180,7 @@ def perturbed_gossip(
         found = f"got {num_final_mixings}"
         raise ArgumentError("num_final_mixings", "must be 0 where x is returned, which is never sent", found, remedy)
     way = links(quantizer=quantizer)
-    gossip = exchange(graph, num_mixings=num_mixings, num_final_mixings=num_final_mixings, first_bits=way.bits)
+    gossip = exchange(graph, first_bits=way.bits, num_mixings=num_mixings, num_final_mixings=num_final_mixings)
     rounding_of = _uniform if quantizer else lambda key, params: None
     plan = graph.num_nodes, schedule, clip_norm, distribution, gradient_at
     releases = of_noisy_states(perturbed_state_account, *plan)

@@ -158,8 +158,7 @@ def push_sum(
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None)
     estimator = mini_batch() if gradient is None else gradient
-    mixings = {"num_mixings": num_mixings, "num_final_mixings": num_final_mixings}
-    way = exchange(graph, links, kept_by="sender", **mixings)
+    way = exchange(graph, links, kept_by="sender", num_mixings=num_mixings, num_final_mixings=num_final_mixings)
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)

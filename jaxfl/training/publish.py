@@ -232,7 +232,9 @@ def _total(
                 how = "releases of all runs, composed at the sum of their deltas"
                 per_node = {"node_epsilons": composed} if "node_epsilons" in sums else {}
                 sums |= {"dp_epsilon": max(composed), **per_node}
-            sums |= {"accountant": how, "holds_for": "every node", "runs": len(each)}
+            observers = [*dict.fromkeys(one.get("observer", "") for one in each)]
+            observer = observers[0] if len(observers) == 1 else f"who is in all of: {'; '.join(observers)}"
+            sums |= {"accountant": how, "observer": observer, "holds_for": "every node", "runs": len(each)}
             totals.append({"neighboring_relation": relation, **sums})
     return totals
 

@@ -114,7 +114,7 @@ def test_the_epsilon_is_of_the_curve_of_the_runs(tmp_path):
         ("--num-samples 1", "--num-samples"),
         ("--num-samples 501", "--num-samples"),
         ("--private-selection logarithmic --num-samples 101", "--num-samples"),
-        ("--dp-delta 1e-20", "--dp-delta"),
+        ("--sampler fixed --dp-delta 1e-20", "--dp-delta"),
         ("--private-selection poisson", "--private-selection"),
         ("--resume", "Name it by --out"),
         ("--rank-by train_loss", "measured on test samples"),

@@ -22,7 +22,7 @@ class Trust:
 
     COUNTS: ClassVar = (
         where("trust", ("pairs",), "key_graph", "shared_ratio", "colluding", "memory"),
-        {"memory": lambda options: options["shared_ratio"] == "auto" or options["key_graph"] == "auto"},
+        {"memory": lambda options: isinstance(options["shared_ratio"], str) or options["key_graph"] == "auto"},
     )
     trust: Literal["everyone", "pairs"] = added_later("everyone", {"everyone": ABSENT})
     """everyone: each node has noise of its own, and epsilon holds against all other nodes together. pairs: pairs of
@@ -31,8 +31,10 @@ class Trust:
     key_graph: Literal["auto", "ring", "exponential", "complete", "mixing"] = "auto"
     """Pairs that share noise: ring, exponential (at distances 1, 2, 4, ...), complete, or mixing, the edges of the
     graph. auto: the best of mixing, exponential and complete."""
-    shared_ratio: float | Literal["auto"] = "auto"
-    """Standard deviation of shared over own noise. auto: the one at which nodes are least noisy at their epsilon."""
+    shared_ratio: float | Literal["auto", "even"] = "auto"
+    """Standard deviation of shared over own noise. auto: the one at which nodes are least noisy at their epsilon. even:
+    the largest at which nodes are no noisier than with noise of their own, for where the average of all models counts
+    (--final-mixings)."""
     colluding: int = 1
     """Nodes that share their secrets with the observer; 0: an observer from outside."""
     memory: float = 10.0
@@ -44,8 +46,9 @@ class Trust:
 
     def choice(self, graph: graphs.Graph, num_mixings: int = 1) -> SharedKeys:
         """The pairs that share noise, and the ratio."""
-        ratio = None if self.shared_ratio == "auto" else float(self.shared_ratio)
-        options = {"colluding": self.colluding, "memory": self.memory, "ratio": ratio}
+        ratio = None if isinstance(self.shared_ratio, str) else self.shared_ratio
+        least = "mean" if self.shared_ratio == "even" else "nodes"
+        options = {"colluding": self.colluding, "memory": self.memory, "ratio": ratio, "least": least}
         return privacy.best_ratio(graph, self.key_graph, num_mixings=num_mixings, **options)
 
     def noise(self, keys: SharedKeys) -> Callable[..., privacy.NoiseMechanism]:
@@ -64,5 +67,5 @@ class Trust:
             requirement = f"must be everyone with {name}, {reasons[name]}"
             raise ArgumentError("trust", requirement, "got pairs", "Leave it out.")
         check_colluding(num_nodes, self.colluding)
-        if self.shared_ratio != "auto":
+        if not isinstance(self.shared_ratio, str):
             check_ratio(shared_ratio=self.shared_ratio)

@@ -106,7 +106,7 @@ def best_ratio(
         num_mixings, memory: as for `variances`. A memory too small costs little.
         colluding: nodes that share their secrets with the observer.
         least: "nodes", or "mean": the largest ratio at which nodes are no noisier than with noise of their own, for
-            where the average of all nodes counts.
+            where the average of all nodes counts; "auto" then takes the key graph with the least noise in it.
         ratio: in place of the best one; key graphs are compared at it.
 
     Examples:
@@ -126,7 +126,11 @@ def best_ratio(
         keys = shared.key_graph(graph if isinstance(which, str) and which == "mixing" else which, graph.num_nodes)
         of = variances(graph, keys, num_mixings=num_mixings, memory=memory)
         found.append(_best(keys, of, colluding, least == "mean", ratio))
-    return min(found, key=lambda choice: choice.variance)
+
+    def of_mean(choice: SharedKeys) -> float:  # in the mean only own noise is left, 1 / f of the effective one
+        return -float(shared.effective_noise(choice.key_graph, ratio=choice.ratio, colluding=colluding).noise.min())
+
+    return min(found, key=of_mean if least == "mean" and ratio is None else lambda choice: choice.variance)
 
 
 def _best(keys: shared.KeyGraph, of: Variance, colluding: int, even: bool, ratio: float | None) -> SharedKeys:

@@ -232,3 +232,15 @@ def test_variances_are_those_of_simulated_push_sum(graph, mixings):
                 seen.append(np.square(x / w[:, None]).mean())
         expected = variances(graph, keys, num_mixings=mixings, memory=5.0)[which]
         assert np.mean(seen) == pytest.approx(expected, rel=0.03)
+
+
+def test_an_even_ratio_is_no_noisier_at_nodes_and_takes_the_key_graph_that_is_best_for_the_average():
+    graph = graphs.exponential(16)
+    even = best_ratio(graph, colluding=1, least="mean")
+    assert 0.95 < even.variance <= 1 + 1e-6
+
+    def in_the_average(choice):
+        return 1 / effective_noise(choice.key_graph, ratio=choice.ratio).noise.min()
+
+    others = [best_ratio(graph, which, colluding=1, least="mean") for which in ("mixing", "exponential", "complete")]
+    assert in_the_average(even) == min(map(in_the_average, others)) < in_the_average(best_ratio(graph, colluding=1))

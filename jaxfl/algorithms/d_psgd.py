@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.exchange import exchange
+from jaxfl.algorithms.exchange import exchange, plus_seeds
 from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
@@ -168,7 +168,7 @@ def d_psgd(
         direction, memory, step = steps_of_round(noisy, state.optimizer, state.params, k)
         mixture, sent = way.send(draws.links, state.params, k)
         params = step(mixture, direction)
-        info = info.plus(sent, consensus_distance=consensus_distance(params))
+        info = info.plus(plus_seeds(sent, noise.secrets, k), consensus_distance=consensus_distance(params))
         return State(params=params, gradient=estimator_state, round_index=k + 1, optimizer=memory), info
 
     def node_params(state):

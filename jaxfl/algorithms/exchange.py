@@ -23,6 +23,9 @@ from jaxfl.core.tree import size
 from jaxfl.graphs import Graph, messages_received, messages_sent, mix
 from jaxfl.graphs.lossy_mixing import lossy_mix, messages_lost
 from jaxfl.graphs.mixing import keeps_ones, mix_result
+from jaxfl.privacy.shared import Secrets
+
+_BITS_OF_A_KEY = 256  # a public key on an elliptic curve (X25519, RFC 7748)
 
 
 class Exchange(NamedTuple):
@@ -126,6 +129,14 @@ def message_bits(graph: Graph, round_index: Array, bits: float) -> dict[str, Arr
 
 def _first_and_others(draws: LinkDraws) -> tuple[LinkDraws, LinkDraws]:
     return jax.tree.map(lambda leaf: leaf[0], draws), jax.tree.map(lambda leaf: leaf[1:], draws)
+
+
+def plus_seeds(numbers: dict[str, Array], secrets: Secrets | None, round_index: Array) -> dict[str, Array]:
+    """Add the public keys by which pairs of nodes agree on seeds to the bits of the first round."""
+    if secrets is None:
+        return numbers
+    bits = jnp.where(round_index == 0, jnp.array(secrets.partners, jnp.float32) * _BITS_OF_A_KEY, 0)
+    return numbers | {name: numbers[name] + bits for name in ("bits_sent", "bits_received")}
 
 
 def plus_final(

@@ -41,6 +41,7 @@ from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.server import check_num_active, draw_active, over_slots, server_model
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
+from jaxfl.algorithms.exchange import plus_seeds
 from jaxfl.algorithms.releases import of_clients
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, Variables, algorithm, check, purpose_key
 from jaxfl.core.algorithm import constructor
@@ -175,6 +176,11 @@ def fed_avg(
             bits_received=jnp.full(active.shape, 32 * (numbers + statistics), jnp.float32),
         )
         info = info_at_clients(of_active, draws.uplink, active, data.num_nodes)
+        secrets = None if clients.noise is None else clients.noise.secrets
+        if secrets is not None:  # any two clients may be partners where not all are active
+            n = data.num_nodes
+            secrets = secrets if num_active == n else secrets._replace(partners=(n - 1,) * n)
+            info = info.plus(plus_seeds(info.measurements, secrets, k))
         return new_state, info.plus(pseudo_gradient_norm=tree_norm(pseudo_gradient, 2), update_norm=tree_norm(moves, 2))
 
     releases = of_clients(clients, num_active, way.updates)

@@ -54,7 +54,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.exchange import exchange
+from jaxfl.algorithms.exchange import exchange, plus_seeds
 from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
@@ -199,7 +199,7 @@ def push_sum(
             optimizer=memory,
         )
         distance = consensus_distance(new_state.params, 1.0 / new_state.push_sum_weight)
-        return new_state, info.plus(sent, consensus_distance=distance)
+        return new_state, info.plus(plus_seeds(sent, noise.secrets, k), consensus_distance=distance)
 
     def node_params(state):
         params, weight = way.finish((state.params, state.push_sum_weight), state.round_index)

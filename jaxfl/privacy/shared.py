@@ -110,13 +110,14 @@ class Secrets(NamedTuple):
     num_nodes: int
     colluding: int
     method: str  # of `Effective`
+    partners: tuple[int, ...]  # of each node, with whom it has agreed on a seed
 
     @property
     def observer(self) -> str:
         """From whom a node's effective noise protects, in words.
 
         Examples:
-            >>> [Secrets("ring", 16, colluding, "exact").observer for colluding in (0, 1, 2, 15)]
+            >>> [Secrets("ring", 16, colluding, "exact", ()).observer for colluding in (0, 1, 2, 15)]
             ['an outside observer', 'any one other node', 'any 2 other nodes together', 'all other nodes']
         """
         if self.colluding >= self.num_nodes - 1:
@@ -311,7 +312,8 @@ def calibrated(keys: KeyGraph, *, ratio: float, own: Any = 1.0, colluding: int =
         (2.915476, 'an outside observer')
     """
     worth = effective_noise(keys, ratio=ratio, own=own, colluding=colluding)
-    return float((own / worth.noise).max()), Secrets(keys.name, keys.num_nodes, colluding, worth.method)
+    partners = tuple((keys.weights > 0).sum(axis=1).tolist())
+    return float((own / worth.noise).max()), Secrets(keys.name, keys.num_nodes, colluding, worth.method, partners)
 
 
 def _by_currents(own: np.ndarray, shared: np.ndarray, colluding: int, orbit: bool) -> np.ndarray:

@@ -104,3 +104,24 @@ def started(clients, num_active):
 def ali_dpfl(clients):
     constants = jaxfl.private_constants(10, clip_norm=1.0, loss_bound=0.5, noise_multiplier=20.0)
     return jaxfl.ali_dpfl(TASK, clients=clients, constants=constants, max_rounds=5, max_iterations=20, step_size=RATE)
+
+
+def test_keys_of_pairs_count_in_the_first_round_only():
+    """Each client sends a key of 256 bits to each partner: to all others, where any may be active with it."""
+    bits = {}
+    for name, noise in (("pairs", noise_of("ring")), ("own", jaxfl.gaussian(NOISE))):
+        learner = jaxfl.fed_avg(TASK, clients=clients_of(noise), num_active=ACTIVE)
+        state, first = learner.round(KEY, learner.init(KEY, DATA), DATA)
+        bits[name] = [np.asarray(info.bits_sent) for info in (first, learner.round(KEY, state, DATA)[1])]
+    first, second = (pairs - own for pairs, own in zip(bits["pairs"], bits["own"], strict=True))
+    np.testing.assert_array_equal(first, 256.0 * (CLIENTS - 1))
+    np.testing.assert_array_equal(second, 0)
+    task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: 0.0 * (x @ w[:1]))
+    data = jaxfl.federate(INPUTS[:40], np.zeros(40, "float32"), [*np.arange(40).reshape(ACTIVE, 8)])
+    graph, gradient = jaxfl.graphs.ring(ACTIVE), jaxfl.mini_batch(4, clip_norm=1.0)
+    for build in (jaxfl.push_sum, jaxfl.d_psgd):
+        of_graph = []
+        for noise in (noise_of("ring"), jaxfl.gaussian(NOISE)):
+            learner = build(task, graph=graph, gradient=gradient, noise=noise, step_size=0.1)
+            of_graph.append(learner.round(KEY, learner.init(KEY, data), data)[1].bits_received)
+        np.testing.assert_array_equal(of_graph[0] - of_graph[1], 512.0)

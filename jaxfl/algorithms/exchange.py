@@ -9,7 +9,7 @@ A round k has M exchanges, at the places kM, ..., kM + M - 1 of the graph's peri
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -131,12 +131,12 @@ def _first_and_others(draws: LinkDraws) -> tuple[LinkDraws, LinkDraws]:
     return jax.tree.map(lambda leaf: leaf[0], draws), jax.tree.map(lambda leaf: leaf[1:], draws)
 
 
-def plus_seeds(numbers: dict[str, Array], secrets: Secrets | None, round_index: Array) -> dict[str, Array]:
+def plus_seeds(numbers: Mapping[str, Array], secrets: Secrets | None, round_index: Array) -> dict[str, Array]:
     """Add the public keys by which pairs of nodes agree on seeds to the bits of the first round."""
     if secrets is None:
-        return numbers
+        return dict(numbers)
     bits = jnp.where(round_index == 0, jnp.array(secrets.partners, jnp.float32) * _BITS_OF_A_KEY, 0)
-    return numbers | {name: numbers[name] + bits for name in ("bits_sent", "bits_received")}
+    return {**numbers} | {name: numbers[name] + bits for name in ("bits_sent", "bits_received")}
 
 
 def plus_final(

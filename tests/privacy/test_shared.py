@@ -108,47 +108,76 @@ def test_every_set_is_tried_where_nodes_differ(colluding):
     np.testing.assert_allclose(effective_noise(keys, ratio=2.0, own=own, colluding=colluding).noise, worst)
 
 
+# Means of a release, by whether the changed sample is drawn or not, in both data sets.
+MECHANISMS = {
+    "zero_out": ((0.0, 1.5), (0.0, 0.0)),
+    "replace_one": ((0.0, 0.9), (0.0, -0.9)),
+    "a stored gradient": ((0.2, 1.4), (0.0, 0.0)),
+    "a batch of fixed size": ((0.0, 2.0), (0.0, 1.0)),
+}
+SMALL = {
+    3: (pairs(3, [(0, 1), (1, 2), (0, 2)], [1.0, 2.0, 0.7]), np.array([1.0, 0.5, 0.8])),
+    4: (pairs(4, [(0, 1), (1, 2), (2, 3), (0, 3)], [1.0, 2.0, 0.7, 1.5]), np.array([1.0, 0.5, 0.8, 1.2])),
+}
+
+
 @pytest.mark.statistical
+@pytest.mark.parametrize("num_nodes", SMALL)
 @pytest.mark.parametrize("colluding", [0, 1])
-@pytest.mark.parametrize("rate", [0.3, 1.0])
-def test_the_likelihood_of_all_that_is_seen_has_the_claimed_delta(colluding, rate):
-    """Two rounds of three nodes; the observer sees all y, and node 2's own noise and seeds where it colludes.
+@pytest.mark.parametrize(("mechanism", "rate"), [*((name, 0.3) for name in MECHANISMS), ("zero_out", 1.0)])
+def test_the_likelihood_of_all_that_is_seen_has_the_claimed_delta(num_nodes, mechanism, rate, colluding):
+    """Two rounds; the observer sees all y, and the last node's own noise and seeds where it colludes.
 
     Delta of the whole ratio is that of the claim where the gradient stays the worst, and no larger where the second one
     follows from what was seen.
     """
-    count, change, epsilon, rng = 400_000, 1.5, 1.0, np.random.default_rng(0)
-    keys, own = pairs(3, [(0, 1), (1, 2), (0, 2)], [1.0, 2.0, 0.7]), np.array([1.0, 0.5, 0.8])
+    count, epsilon, rng = 400_000, 1.0, np.random.default_rng(0)
+    (keys, own), worlds = SMALL[num_nodes], np.array(MECHANISMS[mechanism])
     shared_std = keys.shared(own)
-    columns = [own[i] * np.eye(3)[i] for i in range(3)]
-    columns += [shared_std[i, v] * (np.eye(3)[i] - np.eye(3)[v]) for i, v in ((0, 1), (1, 2), (0, 2))]
-    released_by, known = np.array(columns).T, np.eye(6)[[2, 4, 5]]  # y_2 follows from its seeds
-    seen = np.vstack([released_by[:2], known]) if colluding else released_by
+    first, second = np.nonzero(np.triu(shared_std))
+    unit = np.eye(num_nodes)
+    columns = [*(own[:, None] * unit), *(shared_std[first, second][:, None] * (unit[first] - unit[second]))]
+    released_by, last = np.array(columns).T, num_nodes - 1
+    seeds = [last, *(num_nodes + np.flatnonzero((first == last) | (second == last)))]
+    # What the last node sends follows from its seeds.
+    seen = np.vstack([released_by[:last], np.eye(len(columns))[seeds]]) if colluding else released_by
     inverse = np.linalg.inv(seen @ seen.T)
 
-    def released(shift):
+    def log_density(means, at, worth):
+        """log of the mixture's density over that of noise by itself; `at` is the released number, to its worth."""
+        exponents = [mean * at - mean**2 * worth / 2 for mean in means]
+        return np.log((1 - rate) * np.exp(exponents[0]) + rate * np.exp(exponents[1]))
+
+    def released(scale):
         """The log-likelihood ratio of one round's view, and what the observer makes of it."""
-        drawn = rng.random(count) < rate
-        view = seen @ rng.normal(size=(6, count))
-        view[0] += shift * drawn
-        exponent = shift * (inverse @ view)[0] - shift**2 * inverse[0, 0] / 2
-        return np.log1p(rate * np.expm1(exponent)), np.sign((inverse @ view)[0])
+        with_sample, without = worlds[:, :, None] * scale
+        view = seen @ rng.normal(size=(len(columns), count))
+        view[0] += np.where(rng.random(count) < rate, with_sample[1], with_sample[0])
+        at = (inverse @ view)[0]
+        ratio = log_density(with_sample, at, inverse[0, 0]) - log_density(without, at, inverse[0, 0])
+        return ratio, np.sign(at)
 
     def delta(adaptive):
-        first, sign = released(np.full(count, change))
-        second, _ = released(np.where(sign > 0, change, -0.5 * change) if adaptive else np.full(count, change))
+        first, sign = released(np.ones(count))
+        second, _ = released(np.where(sign > 0, 1.0, -0.5) if adaptive else np.ones(count))
         lost = np.maximum(0, -np.expm1(epsilon - first - second))
         return lost.mean(), lost.std() / math.sqrt(count)
 
-    noise = noise_against(own, shared_std, [2][:colluding])[0]
+    noise = noise_against(own, shared_std, [last][:colluding])[0]
     assert noise == pytest.approx(1 / math.sqrt(inverse[0, 0]))
-    x, step = np.linspace(-12, 12 + change / noise, 4001, retstep=True)
-    plain, moved = (np.exp(-np.square(x - mean) / 2) / math.sqrt(2 * math.pi) for mean in (0, change / noise))
-    mixed = (1 - rate) * plain + rate * moved
-    claim = np.maximum(0, np.outer(mixed, mixed) - math.exp(epsilon) * np.outer(plain, plain)).sum() * step**2
+    x, step = np.linspace(-12, 12 + worlds.max() / noise, 4001, retstep=True)
+    with_sample, without = (
+        sum(
+            chance * np.exp(-np.square(x - mean / noise) / 2) / math.sqrt(2 * math.pi)
+            for chance, mean in zip((1 - rate, rate), means, strict=True)
+        )
+        for means in worlds
+    )
+    both = np.outer(with_sample, with_sample) - math.exp(epsilon) * np.outer(without, without)
+    claim = np.maximum(0, both).sum() * step**2
     found, error = delta(adaptive=False)
     assert abs(found - claim) < 4 * error
-    assert error < 0.01 * claim
+    assert error < 0.02 * claim
     found, error = delta(adaptive=True)
     assert found < claim + 4 * error
 

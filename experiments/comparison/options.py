@@ -18,7 +18,7 @@ from ..privsgp_vr.trust import Trust
 RELATIONS = ("zero_out", "replace_one")
 UPDATES, ADAPTIVE = "DP-FedAvg", "ALI-DPFL"
 SILENT = ("pooled", "without_noise")
-IN_PAIRS = ("PrivSGP-VR", "PrivSGP", "DP2-SGD")  # methods whose nodes may share noise
+IN_PAIRS = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", "DPFL")  # methods whose nodes may share noise
 MIXING = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", "noisy-states", "without_noise")  # may mix more than once in a round
 UNMIXED = ("DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states")  # whose round ends with a node's own noise
 
@@ -122,6 +122,7 @@ class Configuration:
         dict.fromkeys(
             [field.name for field in dataclasses.fields(Trust)], lambda options: options["method"] in IN_PAIRS
         ),
+        {"memory": lambda options: options["method"] != "DPFL"},
     )
     data: Data = Data()
     clients: Clients = Clients(nodes=16)
@@ -198,7 +199,18 @@ def _clients(config: Configuration) -> dict[str, Any]:
         return {**changes, **active, "local_steps": learning.local_steps}
     own = _estimates(config) if learning.method == ADAPTIVE else {"local_steps": learning.local_steps}
     held = {"noise_multiplier": "calibrated", "neighboring_relation": budget.neighboring_relation}
-    return {**changes, **own, **held, "clip_norm": learning.clip_norm}
+    return {**changes, **own, **held, **_clients_trust(config), "clip_norm": learning.clip_norm}
+
+
+def _clients_trust(config: Configuration) -> dict[str, Any]:
+    """Options of noise that clients share; without an own choice those of ali_dpfl."""
+    trust = config.trust
+    if config.learning.method not in IN_PAIRS or trust.trust == "everyone":
+        return {}
+    options = {"trust": trust.trust, "colluding": trust.colluding}
+    if trust.key_graph != "auto":
+        options["key_graph"] = trust.key_graph
+    return options if isinstance(trust.shared_ratio, str) else {**options, "shared_ratio": trust.shared_ratio}
 
 
 _GOSSIP = {name: Method(privsgp_vr.EXPERIMENT, _gossip) for name in ON_A_GRAPH}
@@ -221,6 +233,10 @@ BASELINES: Mapping[str, Callable[[Row], dict[str, Any] | None]] = {
 def check_config(config: Configuration) -> None:
     """Refuse what the methods' own experiments do not."""
     method, relation = METHODS[config.learning.method], config.budget.neighboring_relation
+    if config.learning.method == "DPFL" and (config.trust.key_graph == "mixing" or config.trust.shared_ratio == "even"):
+        name = "key_graph" if config.trust.key_graph == "mixing" else "shared_ratio"
+        requirement, found = "must not follow from a communication graph for DPFL", f"got {getattr(config.trust, name)}"
+        raise ArgumentError(name, requirement, found, "Leave it out, or choose another one.")
     check.at_least(1, rounds=config.learning.rounds, local_steps=config.learning.local_steps)
     check.positive(step_size=config.learning.step_size, clip_norm=config.learning.clip_norm)
     check.open_unit(estimates_share=config.learning.estimates_share)

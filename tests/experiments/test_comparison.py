@@ -11,7 +11,7 @@ from helpers import refused
 from run_files import run_lines
 
 from experiments import EXPERIMENTS
-from experiments.comparison.options import COMPARED, METHODS, SILENT, UNMIXED, UPDATES
+from experiments.comparison.options import COMPARED, IN_PAIRS, METHODS, SILENT, UNMIXED, UPDATES
 from experiments.comparison.pictures import best_rows
 from experiments.comparison.prepare import _row
 from experiments.privsgp_vr.options import METHODS as ON_A_GRAPH
@@ -36,6 +36,28 @@ def query(method, **changes):
 def cases():
     rows = {method: next(iter(query(method).rows.values())) for method in METHODS}
     return PREPARE(rows).cases
+
+
+@pytest.mark.parametrize("method", IN_PAIRS)
+def test_pairs_keep_the_budget_and_change_the_observer(method, cases):
+    """The noise that is seen is the same, and the learner that runs shares it: what it says is what is stated."""
+    (row,) = query(method, trust="pairs").rows.values()
+    (pairs,) = PREPARE({method: row}).cases.values()
+    own, shared = (case.privacy(case.last_round)[0] for case in (cases[method], pairs))
+    assert shared["dp_epsilon"] == pytest.approx(own["dp_epsilon"], rel=1e-6)
+    assert own["observer"] in ("all other nodes", "the server and all other clients")
+    assert shared["observer"] == ("the server and any one other node" if method == "DPFL" else "any one other node")
+    numbers = {name: np.float32(value) for name, value in pairs.numbers.items()}
+    (secrets,) = {one.secrets for one in pairs.algorithm(numbers).releases([40] * 5).each}
+    assert (secrets.colluding, secrets.num_nodes) == (1, 5)
+    outside = next(iter(query(method, trust="pairs", colluding=0).rows.values()))
+    (outside,) = PREPARE({method: outside}).cases.values()
+    assert "an outside observer" in outside.privacy(outside.last_round)[0]["observer"]
+
+
+def test_shared_noise_of_clients_does_not_follow_from_a_graph():
+    for name, value in (("key_graph", "mixing"), ("shared_ratio", "even")):
+        refused(lambda name=name, value=value: PREPARE(query("DPFL", trust="pairs", **{name: value}).rows), name)
 
 
 def test_all_private_methods_are_compared():

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import cast
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import refused
@@ -38,21 +39,26 @@ def cases():
     return PREPARE(rows).cases
 
 
+def stated(case):
+    """The first statement on all rounds."""
+    return case.privacy(case.last_round)[0]
+
+
 @pytest.mark.parametrize("method", IN_PAIRS)
 def test_pairs_keep_the_budget_and_change_the_observer(method, cases):
     """The noise that is seen is the same, and the learner that runs shares it: what it says is what is stated."""
     (row,) = query(method, trust="pairs").rows.values()
     (pairs,) = PREPARE({method: row}).cases.values()
-    own, shared = (case.privacy(case.last_round)[0] for case in (cases[method], pairs))
+    own, shared = (stated(case) for case in (cases[method], pairs))
     assert shared["dp_epsilon"] == pytest.approx(own["dp_epsilon"], rel=1e-6)
     assert own["observer"] in ("all other nodes", "the server and all other clients")
     assert shared["observer"] == ("the server and any one other node" if method == "DPFL" else "any one other node")
-    numbers = {name: np.float32(value) for name, value in pairs.numbers.items()}
+    numbers = {name: jnp.float32(value) for name, value in pairs.numbers.items()}
     (secrets,) = {one.secrets for one in pairs.algorithm(numbers).releases([40] * 5).each}
     assert (secrets.colluding, secrets.num_nodes) == (1, 5)
     outside = next(iter(query(method, trust="pairs", colluding=0).rows.values()))
     (outside,) = PREPARE({method: outside}).cases.values()
-    assert "an outside observer" in outside.privacy(outside.last_round)[0]["observer"]
+    assert "an outside observer" in stated(outside)["observer"]
 
 
 def test_shared_noise_of_clients_does_not_follow_from_a_graph():

@@ -16,6 +16,7 @@ from experiments.comparison.options import COMPARED, IN_PAIRS, METHODS, SILENT, 
 from experiments.comparison.pictures import best_rows
 from experiments.comparison.prepare import _row
 from experiments.privsgp_vr.options import METHODS as ON_A_GRAPH
+from jaxfl import privacy
 from jaxfl.frame import Finished, Prepared, Row, flat, main
 from jaxfl.frame.experiment import request
 from jaxfl.training import RunDirectory
@@ -54,7 +55,7 @@ def test_pairs_keep_the_budget_and_change_the_observer(method, cases):
     assert own["observer"] in ("all other nodes", "the server and all other clients")
     assert shared["observer"] == ("the server and any one other node" if method == "DPFL" else "any one other node")
     numbers = {name: jnp.float32(value) for name, value in pairs.numbers.items()}
-    (secrets,) = {one.secrets for one in pairs.algorithm(numbers).releases([40] * 5).each}
+    (secrets,) = {one.secrets for one in privacy.releases_of(pairs.algorithm(numbers), [40] * 5).each}
     assert (secrets.colluding, secrets.num_nodes) == (1, 5)
     outside = next(iter(query(method, trust="pairs", colluding=0).rows.values()))
     (outside,) = PREPARE({method: outside}).cases.values()

@@ -171,9 +171,7 @@ class Trust:
     """Clients that share their secrets with the observer; 0: the server by itself."""
 
     def noise(self, num_clients: int, noise_std: Any) -> NoiseMechanism:
-        """The noise of one local step."""
-        if self.trust == "everyone":
-            return jaxfl.gaussian(noise_std)
+        """The noise of one local step where pairs share it."""
         keys = key_graph(self.key_graph, num_clients)
         return jaxfl.shared_gaussian(noise_std, key_graph=keys, ratio=self.shared_ratio, colluding=self.colluding)
 
@@ -195,6 +193,11 @@ class Configuration:
         """The learning task."""
         return self.network.task(self.data)
 
+    @property
+    def shares_noise(self) -> bool:
+        """Whether pairs of clients share noise: other methods may stand beside DPFL in a grid."""
+        return self.learning.method == FIXED and self.trust.trust == "pairs"
+
     def local_steps(self) -> LocalSteps:
         """Local steps of a client in a round, once rounds and iterations are numbers."""
         learning, budget = self.learning, self.budget
@@ -209,7 +212,9 @@ class Configuration:
         ):  # zeros cost as much as noise
             noise = None
         else:
-            noise = self.trust.noise(self.clients.nodes, noise_multiplier * budget.clip_norm / learning.batch_size)
+            noise_std = noise_multiplier * budget.clip_norm / learning.batch_size
+            in_pairs = functools.partial(self.trust.noise, self.clients.nodes)
+            noise = (in_pairs if self.shares_noise else jaxfl.gaussian)(noise_std)
         num_draws = self.clients.nodes * learning.rounds * learning.max_steps
         return jaxfl.local_steps(
             learning.max_steps,
@@ -219,7 +224,7 @@ class Configuration:
             clip_norm=None if silent else budget.clip_norm,
             noise=noise,
             num_steps=None if learning.method == ALI else self.steps_at,
-            weighting="uniform" if learning.method == UPDATES or self.trust.trust == "pairs" else "data",
+            weighting="uniform" if learning.method == UPDATES or self.shares_noise else "data",
         )
 
     def steps_at(self, round_index: Any) -> Any:
@@ -285,7 +290,7 @@ def check_config(config: Configuration) -> None:
         raise ArgumentError("local_steps", f"must be at most max_steps, {learning.max_steps}", found, remedy)
     if learning.update_noise_multiplier != "calibrated":
         check.positive(update_noise_multiplier=learning.update_noise_multiplier)
-    if config.trust.trust == "pairs":
+    if config.shares_noise:
         check_ratio(shared_ratio=config.trust.shared_ratio)
         check_colluding(config.clients.nodes, config.trust.colluding)
         if budget.client_noise:

@@ -106,7 +106,7 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
     assert not isinstance(budget.max_iterations, str)
     kinds = config.clients.nodes if max(sizes) - min(sizes) > 1 else 1
-    if kinds > 1 and config.trust.trust == "pairs":
+    if kinds > 1 and config.shares_noise:
         requirement = "must be everyone where clients' numbers of samples, and so their noise, differ"
         raise ArgumentError("trust", requirement, "got pairs", "Leave it out, or deal samples evenly.")
     accounts = [account_of(config, sizes, estimates, slice(i, None, kinds)) for i in range(kinds)]

@@ -18,6 +18,7 @@ from jaxfl.privacy import shared
 if TYPE_CHECKING:
     from jaxfl.graphs import Graph
 
+_MOST_MEMORY = 1000.0  # covariances are followed for 21 times as many rounds
 _FREE_RATIO = 10.0  # where nothing of the shared noise is left after mixing: within 1 % of the most effective noise
 
 
@@ -40,7 +41,7 @@ def variances(graph: Graph, keys: shared.KeyGraph, *, num_mixings: int = 1, memo
         graph: the communication graph.
         keys: pairs that share noise.
         num_mixings: M, exchanges in a round; round k takes the matrices kM, ..., kM + M - 1.
-        memory: T, rounds that a state remembers, above 1.
+        memory: T, rounds that a state remembers, above 1 and at most 1,000.
 
     Examples:
         >>> from jaxfl import graphs
@@ -48,8 +49,9 @@ def variances(graph: Graph, keys: shared.KeyGraph, *, num_mixings: int = 1, memo
         [1.5149, 14.2384, 0.625]
     """
     at_least(1, num_mixings=num_mixings)
-    if not (np.ndim(memory) == 0 and 1 < memory < np.inf):
-        raise ArgumentError("memory", "must be above 1 and finite", f"got {memory!r}", "Pass 10, the default.")
+    if not (np.ndim(memory) == 0 and 1 < memory <= _MOST_MEMORY):
+        requirement = f"must be above 1 and at most {_MOST_MEMORY:g}"
+        raise ArgumentError("memory", requirement, f"got {memory!r}", "Pass 10, the default.")
     n, period = graph.num_nodes, graph.period // math.gcd(graph.period, num_mixings)
     matrices = [graph.mixing_matrix(k) for k in range(graph.period)]
     kappa = math.sqrt(1 - 1 / memory)

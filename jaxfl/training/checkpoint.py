@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import warnings
 import zlib
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,7 @@ from jaxfl.core.check import at_least
 from jaxfl.training.json_files import Damaged, checked, with_checksum
 from jaxfl.training.processes import on_first
 
+_SECONDS_TO_END = 2.0  # of one thread
 _OS_ERROR = re.compile(r"os_error_code='(\d+)'")  # how orbax's storage layer reports an error of the system
 _LATE = ("Event loop is closed", "Encountered error while reading array", "coroutine 'Store.")
 _BESIDE = "beside:"  # no leaf's path begins with this
@@ -106,14 +108,14 @@ class Checkpoints:
         content = with_checksum({"owner": self._owner, "arrays": forms, "record": dict(record or {})})
         args = self._args.Composite(arrays=self._args.StandardSave(leaves), record=self._args.JsonSave(content))
         step = self._directory / str(round_index)
-        with os_errors(step), _quiet():
+        with os_errors(step), _quiet(), _joined():
             done = self._manager.save(round_index, args=args, force=True)
         if not done:
             raise RuntimeError(f"no checkpoint of round {round_index} was written to {self._directory}")
 
     def wait(self) -> None:
         """Return once everything is complete on disk; OSError where it cannot be written."""
-        with os_errors(self._directory), _quiet():
+        with os_errors(self._directory), _quiet(), _joined():
             self._manager.wait_until_finished()
         _give_back_memory()
 
@@ -218,6 +220,21 @@ def os_errors(path: Path) -> Iterator[None]:
         if named is None:
             raise
         raise OSError(int(named.group(1)), os.strerror(int(named.group(1))), str(path)) from error
+
+
+@contextlib.contextmanager
+def _joined() -> Iterator[None]:
+    """Where a part of a checkpoint cannot be written, let the threads of its other parts end, for a few seconds.
+
+    A process that ends meanwhile gives a thread no place to run, and those that wait for its signal last five minutes.
+    """
+    try:
+        yield
+    except Exception:
+        for thread in threading.enumerate():
+            if type(thread).__module__.startswith("orbax."):
+                thread.join(_SECONDS_TO_END)
+        raise
 
 
 @contextlib.contextmanager

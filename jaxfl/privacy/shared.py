@@ -104,7 +104,7 @@ class Effective(NamedTuple):
 
 
 class Secrets(NamedTuple):
-    """What an observer does not know of shared noise, as statements say it."""
+    """Secrets of shared noise that an observer does not know, as statements say it."""
 
     key_graph: str
     num_nodes: int
@@ -127,7 +127,7 @@ class Secrets(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """What this observer sees and knows, and how the noise is computed."""
+        """Sentence on what this observer sees and knows, and on how the noise is computed."""
         how = {"exact": "the exact least", "bound": "a lower bound by currents"}[self.method]
         return (
             f"{self.observer} may see all messages, but no losses or metrics, and know data, batches, noise and seeds"

@@ -1,4 +1,4 @@
-"""What several runs on the same data cost together: their releases composed, in place of their epsilons added up.
+"""Cost of several runs on the same data together: their releases composed, in place of their epsilons added up.
 
 A run that begins after others may depend on what they released, as a round depends on earlier rounds: a dominating pair
 of each round composes adaptively, whichever run the round belongs to. So runs whose releases are alike cost as much as

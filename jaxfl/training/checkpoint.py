@@ -224,7 +224,7 @@ def os_errors(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _joined() -> Iterator[None]:
-    """Where a part of a checkpoint cannot be written, let the threads of its other parts end, for a few seconds.
+    """Let the threads of a checkpoint's other parts end, for a few seconds, where one part cannot be written.
 
     A process that ends meanwhile gives a thread no place to run, and those that wait for its signal last five minutes.
     """

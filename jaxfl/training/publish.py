@@ -256,8 +256,8 @@ def _composed(
             own, epsilon = [], stated[name]["dp_epsilon"]
             for seed, num_rounds in zip(case.seeds, rows[name]["rounds_per_seed"], strict=True):
                 sizes = np.asarray(case.data(seed).sizes)
-                alone = account(learner, sizes, dp_delta=stated[name]["dp_delta"])
-                own.append(alone.epsilon(num_rounds, "proven", relation))
+                single = account(learner, sizes, dp_delta=stated[name]["dp_delta"])
+                own.append(single.epsilon(num_rounds, "proven", relation))
                 runs.append((account(learner, sizes, dp_delta=dp_delta), num_rounds))
             if abs(max(own) - epsilon) > _SAME * epsilon:
                 return None

@@ -246,7 +246,7 @@ def test_the_even_ratio_is_the_largest_at_which_nodes_are_no_noisier():
 @pytest.mark.parametrize("graph", [graphs.ring(6), graphs.exponential(6), graphs.star(5)])
 @pytest.mark.parametrize("mixings", [1, 2])
 def test_variances_are_those_of_simulated_push_sum(graph, mixings):
-    """Noise alone is pushed through the rounds; star's push-sum weights move."""
+    """Only noise is pushed through the rounds; star's push-sum weights move."""
     n, kappa, rng = graph.num_nodes, math.sqrt(0.8), np.random.default_rng(1)
     keys = key_graph(graph, n)
     incidence = np.stack([np.eye(n)[i] - np.eye(n)[v] for i, v in zip(*np.nonzero(np.triu(keys.weights)), strict=True)])

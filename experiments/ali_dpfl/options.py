@@ -155,13 +155,15 @@ class Trust:
     """Whom a client trusts."""
 
     COUNTS: ClassVar = (
-        where("method", (FIXED,), "trust"),
+        where("method", (FIXED, UPDATES), "trust"),
         where("trust", ("pairs",), "key_graph", "shared_ratio", "colluding"),
+        {"num_active": lambda options: options["trust"] == "everyone"},
     )
     trust: Literal["everyone", "pairs"] = added_later("everyone", {"everyone": ABSENT})
     """everyone: each client has noise of its own, and epsilon holds against the server and all other clients together.
-    pairs: pairs of clients share noise in each local step, which cancels in the server's sum. Epsilon then holds
-    against a server that sees every update and knows the secrets of as many clients as colluding says."""
+    pairs: pairs of clients share noise in each local step, with DP-FedAvg on each update, which cancels in the server's
+    sum. Epsilon then holds against a server that sees every update and knows the secrets of as many clients as
+    colluding says. In DP-FedAvg the server adds the noise with everyone, and with pairs all clients take part."""
     key_graph: Literal["ring", "exponential", "complete"] = "complete"
     """Pairs that share noise: ring, exponential (at distances 1, 2, 4, ...) or complete. Each pair of a client costs as
     much noise as its own."""
@@ -171,7 +173,7 @@ class Trust:
     """Clients that share their secrets with the observer; 0: the server by itself."""
 
     def noise(self, num_clients: int, noise_std: Any) -> NoiseMechanism:
-        """The noise of one local step where pairs share it."""
+        """The noise of one local step, or of one update, where pairs share it."""
         keys = key_graph(self.key_graph, num_clients)
         return jaxfl.shared_gaussian(noise_std, key_graph=keys, ratio=self.shared_ratio, colluding=self.colluding)
 
@@ -195,8 +197,8 @@ class Configuration:
 
     @property
     def shares_noise(self) -> bool:
-        """Whether pairs of clients share noise: other methods may stand beside DPFL in a grid."""
-        return self.learning.method == FIXED and self.trust.trust == "pairs"
+        """Whether pairs of clients share noise: other methods may stand beside these in a grid."""
+        return self.learning.method in (FIXED, UPDATES) and self.trust.trust == "pairs"
 
     def local_steps(self) -> LocalSteps:
         """Local steps of a client in a round, once rounds and iterations are numbers."""
@@ -242,7 +244,8 @@ class Configuration:
         assert not isinstance(learning.rounds, str)
         norm, noise = learning.update_clip_norm, learning.update_noise_multiplier
         assert not isinstance(noise, str)
-        noise, rounds = jaxfl.gaussian(noise * norm), learning.rounds
+        in_pairs = functools.partial(self.trust.noise, self.clients.nodes)
+        noise, rounds = (in_pairs if self.shares_noise else jaxfl.gaussian)(noise * norm), learning.rounds
         return jaxfl.uplink(updates=jaxfl.private_updates(clip_norm=norm, noise=noise, num_rounds=rounds))
 
     def algorithm(self) -> Algorithm:
@@ -251,7 +254,8 @@ class Configuration:
         if learning.method == ALONE:
             return jaxfl.partial_averaging(self.task(), clients=self.local_steps(), synchronized=())
         if learning.method != ALI:
-            num_active = learning.num_active if learning.method == UPDATES else self.clients.nodes
+            some = learning.method == UPDATES and not self.shares_noise
+            num_active = learning.num_active if some else self.clients.nodes
             return jaxfl.fed_avg(self.task(), clients=self.local_steps(), num_active=num_active, uplink=self.uplink())
         assert not isinstance(most, str)
         assert not isinstance(learning.rounds, str)
@@ -293,7 +297,7 @@ def check_config(config: Configuration) -> None:
     if config.shares_noise:
         check_ratio(shared_ratio=config.trust.shared_ratio)
         check_colluding(config.clients.nodes, config.trust.colluding)
-        if budget.client_noise:
+        if budget.client_noise and learning.method == FIXED:
             found, remedy = "got pairs", "Pass one noise_multiplier."
             raise ArgumentError("trust", "must be everyone with noise of each client's own", found, remedy)
     name = "client_noise" if budget.client_noise else "noise_multiplier"

@@ -248,6 +248,11 @@ class Budget:
     """Without clipping: bound G on each sample's gradient, which the paper assumes; for the published epsilon only."""
 
     @property
+    def grid(self) -> int | None:
+        """Bits of the grid of the noise; None without one."""
+        return self.grid_bits if self.noise == "grid_gaussian" else None
+
+    @property
     def limits(self) -> tuple[float, ...]:
         """The budget of all nodes, or of each; empty without one. A file has been read."""
         assert not isinstance(self.node_epsilons, str)
@@ -281,7 +286,13 @@ class Configuration:
         """Pairs of nodes that share noise, and its ratio; None where each node has its own."""
         if self.trust.trust == "everyone":
             return None
-        return _shared_keys(self.trust, self.topology, self.clients.nodes, self.learning.mixings)
+        on_grid = self.budget.grid is not None
+        return _shared_keys(self.trust, self.topology, self.clients.nodes, self.learning.mixings, on_grid)
+
+    def mechanism(self) -> Callable[..., privacy.NoiseMechanism]:
+        """Standard deviation of the noise, in shared noise the effective one -> its mechanism."""
+        keys = self.shared_keys()
+        return choose(NOISE, flat(self)) if keys is None else self.trust.noise(keys, self.budget.grid)
 
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
@@ -291,14 +302,12 @@ class Configuration:
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
         graph = self.topology.build(self.clients.nodes)
-        keys = self.shared_keys()
-        mechanism = choose(NOISE, flat(self)) if keys is None else self.trust.noise(keys)
         own = {"num_mixings": learning.mixings, "links": links(self.topology.success)}
         return method.algorithm(
             self.task(),
             graph=graph,
             gradient=learning.gradient(self.clients.nodes),
-            noise=None if silent and not method.needs_noise else mechanism(noise),
+            noise=None if silent and not method.needs_noise else self.mechanism()(noise),
             step_size=learning.step_size,
             num_final_mixings=learning.final_mixings,
             **({"max_delay": learning.max_delay} if learning.method == _DELAYED else own),
@@ -306,8 +315,8 @@ class Configuration:
 
 
 @functools.cache
-def _shared_keys(trust: Trust, topology: Topology, nodes: int, mixings: int) -> SharedKeys:
-    return trust.choice(topology.build(nodes), mixings)
+def _shared_keys(trust: Trust, topology: Topology, nodes: int, mixings: int, on_grid: bool) -> SharedKeys:
+    return trust.choice(topology.build(nodes), mixings, on_grid=on_grid)
 
 
 @functools.cache
@@ -329,12 +338,12 @@ def check_config(config: Configuration) -> None:
     check.at_least(0, stationarity_samples=config.learning.stationarity_samples)
     check.open_unit(dp_delta=budget.dp_delta)
     check.positive(c2=budget.c2, gradient_bound=budget.gradient_bound)
-    if budget.noise == "grid_gaussian":
-        check_bits(grid_bits=budget.grid_bits)
+    if budget.grid is not None:
+        check_bits(grid_bits=budget.grid)
     if budget.bound == "proven" and budget.neighboring_relation == "as_published":
         remedy = "Pass zero_out or replace_one."
         raise ArgumentError("neighboring_relation", "must name one for the proven bound", "got as_published", remedy)
-    config.trust.check(config.clients.nodes, config.learning.method, budget.noise)
+    config.trust.check(config.clients.nodes, config.learning.method, on_grid=budget.grid is not None)
     for name in ("node_epsilons", "node_noise"):
         if getattr(budget, name):
             check.per_node(config.clients.nodes, **{name: getattr(budget, name)})

@@ -158,7 +158,7 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
         limits = " to ".join(dict.fromkeys(f"{end(budget.limits):g}" for end in (min, max) if budget.limits))
         bound = METHODS[learning.method].accountant.bound_name(budget.bound)
         target = f", budget ε = {limits} ({bound})" if limits else ""
-        grid = f" on a grid of {budget.grid_bits} bits" if budget.noise == "grid_gaussian" else ""
+        grid = f" on a grid of {budget.grid_bits} bits" if budget.grid is not None else ""
         numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
         noise = " to ".join(dict.fromkeys(f"{end(budget.node_noise or [budget.noise_std]):.4g}" for end in (min, max)))
         texts.append(f"{name}: {numbers}, noise std {noise}{grid}{_shared(row.config)}{target}")
@@ -168,10 +168,10 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
 def _shared(config: Configuration) -> str:
     """Own and shared parts of the noise, where pairs of nodes share some."""
     keys = config.shared_keys()
-    mechanism = None if keys is None else config.trust.noise(keys)(np.asarray(config.budget.node_noise or 1.0))
-    if keys is None or mechanism is None or mechanism.secrets is None:
+    secrets = config.mechanism()(np.asarray(config.budget.node_noise) if config.budget.node_noise else 1.0).secrets
+    if keys is None or secrets is None:
         return ""
-    return f" effective against {mechanism.secrets.observer} ({keys.key_graph.name} key graph, ratio {keys.ratio:.4g})"
+    return f" effective against {secrets.observer} ({keys.key_graph.name} key graph, ratio {keys.ratio:.4g})"
 
 
 def _table(configs: Sequence[Configuration]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -13,6 +14,7 @@ from jaxfl.frame import where
 from jaxfl.frame.choose import idle_options
 from jaxfl.frame.options import ABSENT, added_later
 from jaxfl.privacy.shared import check_colluding, check_ratio
+from jaxfl.privacy.shared_grid_noise import check_power
 from jaxfl.privacy.shared_ratio import SharedKeys
 
 
@@ -34,7 +36,7 @@ class Trust:
     shared_ratio: float | Literal["auto", "even"] = "auto"
     """Standard deviation of shared over own noise. auto: the one at which nodes are least noisy at their epsilon. even:
     the largest at which nodes are no noisier than with noise of their own, for where the average of all models counts
-    (--final-mixings)."""
+    (--final-mixings). On a grid the nearest power of two."""
     colluding: int = 1
     """Nodes that share their secrets with the observer; 0: an observer from outside."""
     memory: float = 10.0
@@ -44,28 +46,31 @@ class Trust:
         """The options that count, for another experiment's request."""
         return {name: value for name, value in vars(self).items() if name not in idle_options(self, vars(self))}
 
-    def choice(self, graph: graphs.Graph, num_mixings: int = 1) -> SharedKeys:
+    def choice(self, graph: graphs.Graph, num_mixings: int = 1, *, on_grid: bool = False) -> SharedKeys:
         """The pairs that share noise, and the ratio."""
         ratio = None if isinstance(self.shared_ratio, str) else self.shared_ratio
         least = "mean" if self.shared_ratio == "even" else "nodes"
         options = {"colluding": self.colluding, "memory": self.memory, "ratio": ratio, "least": least}
-        return privacy.best_ratio(graph, self.key_graph, num_mixings=num_mixings, **options)
+        best = privacy.best_ratio(graph, self.key_graph, num_mixings=num_mixings, **options)
+        if not on_grid or ratio is not None or not best.ratio:
+            return best
+        options["ratio"] = 2.0 ** round(math.log2(best.ratio))
+        return privacy.best_ratio(graph, best.key_graph, num_mixings=num_mixings, **options)
 
-    def noise(self, keys: SharedKeys) -> Callable[..., privacy.NoiseMechanism]:
+    def noise(self, keys: SharedKeys, grid_bits: int | None = None) -> Callable[..., privacy.NoiseMechanism]:
         """Standard deviation of the effective noise -> its mechanism, among the pairs of a choice."""
-        return partial(privacy.shared_gaussian, key_graph=keys.key_graph, ratio=keys.ratio, colluding=self.colluding)
+        options = {"key_graph": keys.key_graph, "ratio": keys.ratio, "colluding": self.colluding}
+        return partial(privacy.shared_gaussian, **options, grid_bits=grid_bits)
 
-    def check(self, num_nodes: int, method: str, noise: str) -> None:
+    def check(self, num_nodes: int, method: str, *, on_grid: bool) -> None:
         """Refuse pairs where they bring nothing."""
         if self.trust == "everyone":
             return
-        reasons = {
-            "A(DP)2SGD": "where one node acts at a time, so that shared parts do not cancel",
-            "grid_gaussian": "which pairs do not share",
-        }
-        for name in {method, noise} & {*reasons}:
-            requirement = f"must be everyone with {name}, {reasons[name]}"
+        if method == "A(DP)2SGD":
+            requirement = "must be everyone with A(DP)2SGD, where one node acts at a time: shared parts do not cancel"
             raise ArgumentError("trust", requirement, "got pairs", "Leave it out.")
         check_colluding(num_nodes, self.colluding)
         if not isinstance(self.shared_ratio, str):
             check_ratio(shared_ratio=self.shared_ratio)
+            if on_grid and self.shared_ratio:
+                check_power(shared_ratio=self.shared_ratio)

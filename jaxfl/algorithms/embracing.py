@@ -179,7 +179,7 @@ def embracing(
     parts = [own.part(blocks) if own.part and blocks else None for own, blocks in zip(tasks, block_names, strict=True)]
     classes = client_classes(client_class, num_active, len(block_names))
     way = PLAIN if uplink is None else uplink
-    way.check(task, clients)
+    way.check(task, clients, holds_parts=True)
     classes.check_expected(way.is_private)
     # (classes, L): the blocks of each class that names them.
     table = np.array([[block in blocks for block in task.blocks] for blocks in block_names])

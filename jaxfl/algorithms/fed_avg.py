@@ -176,7 +176,8 @@ def fed_avg(
             bits_received=jnp.full(active.shape, 32 * (numbers + statistics), jnp.float32),
         )
         info = info_at_clients(of_active, draws.uplink, active, data.num_nodes)
-        secrets = None if clients.noise is None else clients.noise.secrets
+        noise = clients.noise if way.updates is None else way.updates.noise
+        secrets = None if noise is None else noise.secrets
         if secrets is not None:  # any two clients may be partners where not all are active
             n = data.num_nodes
             secrets = secrets if num_active == n else secrets._replace(partners=(n - 1,) * n)

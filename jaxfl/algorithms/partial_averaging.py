@@ -128,7 +128,7 @@ def partial_averaging(
         require_plain(clients)
     part = _part(task, synchronized, axis_groups)
     way = PLAIN if uplink is None or synchronized in ((), []) else uplink
-    way.check(task, clients)
+    way.check(task, clients, holds_parts=True)
 
     def init(key, data):
         n = data.num_nodes

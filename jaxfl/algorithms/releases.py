@@ -161,9 +161,10 @@ def of_clients(
 
     def of_updates(sizes, private):
         known(clip_norm=private.clip_norm, noise=private.noise.noise_scale)
-        check.one_of(("gaussian",), noise=private.noise.distribution)
+        check.one_of(("gaussian", "shared_gaussian"), noise=private.noise.distribution)
+        private.check_participation(len(sizes) if num_active is None else num_active, len(sizes))
         norm, rate = float(private.clip_norm), 1.0 if num_active is None else num_active / len(sizes)
-        release = UpdateRelease("poisson", rate, norm, float(private.noise.noise_scale) / norm)
+        release = UpdateRelease("poisson", rate, norm, float(private.noise.noise_scale) / norm, private.noise.secrets)
         account = functools.partial(accounting.client_level_account, num_clients=len(sizes))
         return Releases((release,) * len(sizes), account)
 

@@ -169,7 +169,7 @@ def width_reduction(
     bits = np.array([32 * size(shape) for shape in shapes], np.float32)
     sizes = np.array([size(shape.params) for shape in shapes], np.float32)
     way = PLAIN if uplink is None else uplink
-    way.check(tasks[0], clients)
+    way.check(tasks[0], clients, holds_parts=True)
     classes.check_expected(way.is_private)
     num_expected = int(np.sum(classes.num_active))
     members = np.bincount(classes.of_client, minlength=len(tasks))

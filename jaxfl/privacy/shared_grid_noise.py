@@ -29,6 +29,14 @@ _LEAST_V = 38.0  # exp(-2 pi^2 v) is 0 in float64
 _REACH, _MOST_STEPS = 14, 2**30  # in standard deviations; sums of integers stay below it
 
 
+def check_power(**ratio: float) -> None:
+    """Refuse a ratio of shared to own noise, positive, whose integers would not have one step."""
+    for name, value in ratio.items():
+        if (power := math.log2(value)) != round(power):
+            remedy = "Pass 0.5, 1, 2 or 4, say."
+            raise ArgumentError(name, "must be a power of two on a grid", f"got {value:g}", remedy)
+
+
 def shared_grid_gaussian(
     noise_std: float | Array, *, key_graph: KeyGraph, ratio: float, colluding: int, grid_bits: int
 ) -> NoiseMechanism:
@@ -37,11 +45,11 @@ def shared_grid_gaussian(
     if np.ndim(noise_std):
         found, remedy = "got one a node", "Pass one noise_std: the step of the grid is the same at all nodes."
         raise ArgumentError("noise_std", "must be one number on a grid", found, remedy)
-    power = math.log2(ratio)
-    if power != round(power) or ((key_graph.weights != 0) & (key_graph.weights != 1)).any():
-        requirement, remedy = "must be a power of two on a grid, for pairs of weight 1", "Pass 0.5, 1, 2 or 4, say."
-        raise ArgumentError("ratio", requirement, f"got {ratio:g}", remedy)
-    shared_bits, degree = grid_bits + round(power), float(key_graph.weights.sum(axis=1).max())
+    check_power(ratio=ratio)
+    if ((key_graph.weights != 0) & (key_graph.weights != 1)).any():
+        requirement, remedy = "must have pairs of weight 1 on a grid", "Leave the weights out."
+        raise ArgumentError("key_graph", requirement, f"got {key_graph.name} with others", remedy)
+    shared_bits, degree = grid_bits + round(math.log2(ratio)), float(key_graph.weights.sum(axis=1).max())
     check_bits(shared_grid_bits=shared_bits)
     if (
         4.0**grid_bits / (ratio**-2 + 2 * degree) < _LEAST_V

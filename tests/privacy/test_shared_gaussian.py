@@ -250,7 +250,7 @@ test_of_shared_noise = refusals(
         (by_direction(graphs.exponential(4)), "links"),
         (lambda: learner(shared_noise(), jaxfl.dp2_sgd, links=jaxfl.links(0.5)), "links"),
         (lambda: learner(shared_noise(), jaxfl.a_dp2_sgd), "noise"),
-        (lambda: jaxfl.private_updates(clip_norm=1.0, noise=shared_noise()), "noise"),
+        (lambda: jaxfl.private_updates(clip_norm=1.0, noise=shared_noise(grid_bits=9)), "noise"),
     ]
 )
 

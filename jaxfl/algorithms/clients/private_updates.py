@@ -9,6 +9,10 @@ how many clients are expected to count. One client moves the sum by at most S. A
 these sums: rounds of the Poisson-sampled Gaussian mechanism with noise multiplier noise_scale / S
 (`jaxfl.privacy.clients` states its epsilon).
 
+Where pairs of clients share noise (`jaxfl.shared_gaussian`), all n clients take part in every round, and each adds its
+noise to its clipped update before the server sees it. Shared parts cancel in the sum, so that z is the sum of the own
+parts. Against a server that sees every update a client has the effective noise `noise.noise_scale`.
+
 McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018,
 arXiv:1710.06963, Algorithm 1 with the estimator of fixed denominator, uniform weights.
 """
@@ -19,6 +23,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.core import ArgumentError, Array, Key, Purpose, PyTree, Task, check, purpose_key
@@ -27,7 +32,7 @@ from jaxfl.core.tree import along_nodes, copied, norm
 from jaxfl.gradients import poisson
 from jaxfl.gradients.microbatches import in_blocks
 from jaxfl.gradients.per_example import clip_scale
-from jaxfl.privacy.mechanisms import NoiseMechanism, require_float_noise, require_own_noise
+from jaxfl.privacy.mechanisms import NoiseMechanism, gaussian, require_float_noise
 
 DISCARDED_UPDATES = "discarded_updates"
 """Count of clients whose update was not finite, and counted as zero."""
@@ -52,7 +57,7 @@ class PrivateUpdates(NamedTuple):
     """Rule for clipping and releasing the updates of clients, made by `private_updates`."""
 
     clip_norm: float | Array  # S
-    noise: NoiseMechanism  # on the sum
+    noise: NoiseMechanism  # on the sum; of pairs of clients: of one client, the effective one
     num_rounds: int  # of the run; the slots must suffice in all of them
 
     def check(self, task: Task, clients: LocalSteps) -> None:
@@ -66,8 +71,16 @@ class PrivateUpdates(NamedTuple):
             found = "got local steps with weighting 'data'"
             raise ArgumentError("clients", requirement, found, "Pass weighting='uniform' to local_steps.")
 
+    def check_participation(self, num_active: int, num_nodes: int) -> None:
+        """Refuse rounds of some clients where pairs share noise: who takes part would show, and parts not cancel."""
+        if self.noise.secrets is not None and not num_active == num_nodes == self.noise.secrets.num_nodes:
+            requirement = f"must be all of {self.noise.secrets.num_nodes} clients, as the key graph of their noise"
+            found = f"got {num_active} of {num_nodes}"
+            raise ArgumentError("num_active", requirement, found, "Pass all, or jaxfl.gaussian for the server's noise.")
+
     def draw(self, key: Key, round_index: Array, num_active: int, num_nodes: int) -> Participants:
         """Draw each client independently, `num_active` of them expected; all of them where that is their number."""
+        self.check_participation(num_active, num_nodes)
         if num_active == num_nodes:
             everybody = jnp.arange(num_nodes, dtype=jnp.int32)
             return Participants(everybody, jnp.ones(num_nodes, bool), jnp.int32(0))
@@ -80,7 +93,10 @@ class PrivateUpdates(NamedTuple):
     def draw_noise(self, key: Key, round_index: Array, params: PyTree) -> PyTree:
         """The noise of one round, like the parameters."""
         one = jax.tree.map(lambda leaf: leaf[None], params)
-        noise = self.noise.draw(purpose_key(key, Purpose.SERVER_NOISE, round_index), one)
+        of_sum = self.noise
+        if of_sum.parts is not None:  # shared parts cancel
+            of_sum = gaussian(np.float32(np.linalg.norm(of_sum.parts[0])) * of_sum.noise_scale)
+        noise = of_sum.draw(purpose_key(key, Purpose.SERVER_NOISE, round_index), one)
         return jax.tree.map(lambda leaf: leaf[0], noise)
 
     def sum(self, updates: PyTree, is_active: Array) -> ClippedSum:
@@ -113,7 +129,9 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
 
     Args:
         clip_norm: S, bound on the L2 norm of a client's update, positive; may be traced.
-        noise: on the sum of clipped updates, of one scale: `jaxfl.gaussian(z * clip_norm)` for noise multiplier z.
+        noise: on the sum of clipped updates, of one scale: `jaxfl.gaussian(z * clip_norm)` for noise multiplier z,
+            which the server adds. `jaxfl.shared_gaussian(z * clip_norm, ...)` is noise of the clients: all of them
+            take part in each round, and the server may see every update.
         num_rounds: rounds of the run; with probability 1 - 1e-9 the slots for active clients suffice in all of them.
 
     Raises:
@@ -128,7 +146,6 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
     check.at_least(1, num_rounds=num_rounds)
     missing = "how far one client moves the sums of updates that all rounds round to a grid"
     require_float_noise(missing, noise=noise.distribution)
-    require_own_noise("the server adds it", noise=noise.distribution)
     if jnp.ndim(noise.noise_scale) > 0:
         found = f"got shape {jnp.shape(noise.noise_scale)}"
         raise ArgumentError("noise", "must have one scale", found, "Pass a single number.")

@@ -22,15 +22,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
 from jaxfl.algorithms.clients.server import at_clients
 from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
 from jaxfl.channel.links import PLAIN as PLAIN_LINKS
-from jaxfl.core import Array, Info, Key, PyTree, Task, Variables
+from jaxfl.core import ArgumentError, Array, Info, Key, PyTree, Variables
 from jaxfl.core.info import Count, Fatal, plain
 from jaxfl.core.tree import along_nodes, weighted_sum
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
+from jaxfl.privacy.mechanisms import require_own_noise
 
 
 class UplinkDraws(NamedTuple):
@@ -84,7 +84,8 @@ class Uplink(NamedTuple):
     Attributes:
         updates: rule by which updates are clipped and released with noise, and clients drawn independently; None: none.
         bits: of one number of an update; a number of the model state takes 32.
-        check: (task, clients) -> None; raises for a task or clients that private updates do not protect.
+        check: (task, clients, holds_parts=False) -> None; raises for a task or clients that private updates do not
+            protect, and for noise of pairs where clients hold parts of the model.
         init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, or links of
             another number of clients.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
@@ -94,7 +95,7 @@ class Uplink(NamedTuple):
 
     updates: PrivateUpdates | None
     bits: float
-    check: Callable[[Task, LocalSteps], None]
+    check: Callable[..., None]
     init: Callable[[Key, PyTree, int], None]
     draw: Callable[..., tuple[Array, UplinkDraws]]
     send: Callable[[Any, Array, Array, Array, Variables, Updates], Received]
@@ -125,10 +126,15 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         >>> uplink(links=Links(success=0.5, quantizer=None, symmetric=False)).bits
         32.0
     """
+    if updates is not None and updates.noise.secrets is not None and links is not None:
+        found, remedy = "got links", "Leave them out, or pass jaxfl.gaussian for the server's noise."
+        raise ArgumentError("links", "must be None where pairs of clients share noise, which cancels", found, remedy)
     links = links or PLAIN_LINKS
 
-    def check(task, clients):
+    def check(task, clients, *, holds_parts=False):
         if updates is not None:
+            if holds_parts:
+                require_own_noise("clients hold parts of the model", noise=updates.noise.distribution)
             updates.check(task, clients)
 
     def init(key, params, num_nodes):

@@ -69,7 +69,7 @@ _SETTING = (
 )
 
 
-_KEYS = "the server sees every update, holds no seed, and the nodes are the active clients of a round"
+KEYS = "the server sees every update, holds no seed, and the nodes are the active clients of a round"
 
 
 class ClientRelease(NamedTuple):
@@ -280,7 +280,7 @@ def _words(clients: Sequence[Spent], spent: Spent, bound: str, relation: str, _e
     return {
         "gradients": clipped if all(one.release.clip_norm is not None for one in clients) else None,
         "observer": "the server and all other clients" if secrets is None else f"the server and {secrets.observer}",
-        "setting": _SETTING if secrets is None else (secrets.setting, _KEYS, *_SETTING[1:]),
+        "setting": _SETTING if secrets is None else (secrets.setting, KEYS, *_SETTING[1:]),
         "notes": _notes(clients, spent, bound, relation),
         "mechanism": f"{spent.num_iterations} local iterations, {each}",
     }

@@ -5,7 +5,8 @@ the updates of those that take part are summed, and the sum gets Gaussian noise 
 divided by public constants. Counting a client's updates as zero moves the sum by at most S in rounds where it takes
 part, and not at all in others: the run is a composition of Poisson-sampled Gaussian mechanisms with noise multiplier z.
 All that a client learns of the others follows from these sums. The server sees single updates, adds the noise and is
-trusted.
+trusted. Where pairs of clients share noise, z S is the effective noise of a client's update (`jaxfl.privacy.shared`),
+and all clients take part: a server that sees every update finds no more than such sums of one client.
 
 The relation is zero_out_client: the number of clients n, the rate q and the divisor are public and stay.
 
@@ -24,7 +25,9 @@ from typing import Any, NamedTuple
 from jaxfl.core import check
 from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Account, Bound, Claim, Family
+from jaxfl.privacy.clients.accounting import KEYS
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
+from jaxfl.privacy.shared import Secrets
 from jaxfl.privacy.statements import drawn
 
 RELATION = "zero_out_client"
@@ -43,6 +46,7 @@ class UpdateRelease(NamedTuple):
     participation_rate: float  # q, in (0, 1], probability that a client takes part in a round
     clip_norm: float | None  # S, L2 norm of a client's whole update; None: not clipped
     noise_multiplier: float  # z, standard deviation of the noise on the sum, over S
+    secrets: Secrets | None = None  # of noise that pairs of clients share, z S being the effective one
 
 
 class Spent(NamedTuple):
@@ -93,7 +97,7 @@ def _checked(release: UpdateRelease) -> UpdateRelease:
     check.probability(participation_rate=rate)
     noise = verbs.number(noise_multiplier=release.noise_multiplier)
     check.non_negative(noise_multiplier=noise)
-    return UpdateRelease(release.sampler, rate, clip_norm, noise)
+    return UpdateRelease(release.sampler, rate, clip_norm, noise, release.secrets)
 
 
 def _spent(plan: Spent, num_rounds: int, factor: float) -> Spent:
@@ -145,7 +149,10 @@ def _words(_all: Sequence[Spent], spent: Spent, _bound: str, _relation: str, _ep
     release = spent.release
     each = drawn("clients", release.sampler, release.participation_rate, release.noise_multiplier)
     mechanism = f"{spent.num_rounds} rounds, {each}"
-    words = {"gradients": clipped, "setting": _SETTING, "observer": "all other clients, but not the server"}
+    observer, setting, secrets = "all other clients, but not the server", _SETTING, release.secrets
+    if secrets is not None:
+        observer, setting = f"the server and {secrets.observer}", (secrets.setting, KEYS, _SETTING[-1])
+    words = {"gradients": clipped, "setting": setting, "observer": observer}
     return {**words, "node_epsilons": (), "mechanism": mechanism}
 
 

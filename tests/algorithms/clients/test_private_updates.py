@@ -13,6 +13,7 @@ from reference.dp_clients import dp_fed_avg
 from reference.runs import assert_same, check_noise, client_batches, flat, node_samples, one_by_one, without_slot
 
 import jaxfl
+from jaxfl import privacy
 from jaxfl.core.info import plain
 from jaxfl.models import classification, layers, sequential
 
@@ -188,6 +189,38 @@ def test_noise_has_the_scale_of_the_mechanism_and_is_independent_over_rounds():
     check_noise(rows, np.full((1, 40), NOISE_STD), "gaussian")
 
 
+def in_pairs(num_clients=7):
+    keys = privacy.key_graph("ring", num_clients)
+    return private(noise=jaxfl.shared_gaussian(NOISE_STD, key_graph=keys, ratio=2.0, colluding=1))
+
+
+def test_noise_of_pairs_is_the_sum_of_what_the_clients_draw():
+    """A client that is told from the others by its effective noise; the sum, from which shared parts are gone."""
+    updates, n = in_pairs(), len(SIZES)
+    algorithm, data = learner(small_task(hidden=200), n, updates=updates), uneven_data(SIZES)
+    state = start(algorithm, KEY, data)
+    draw = jax.jit(jax.vmap(lambda r: algorithm.draw(KEY, state._replace(round_index=r), data).uplink.noise))
+    noise = draw(jnp.arange(40, dtype=jnp.int32))
+    rows = np.concatenate([np.asarray(leaf).reshape(40, 1, -1) for leaf in jax.tree.leaves(noise)], axis=2)
+    of_clients = np.asarray(updates.noise.draw(KEY, jnp.zeros((n, 50_000))), np.float64)
+    of_sum = of_clients.sum(axis=0).std()
+    assert NOISE_STD < of_sum < 0.8 * np.sqrt(n) * NOISE_STD  # with noise of clients' own it would be sqrt(n)
+    check_noise(rows, np.full((1, 40), of_sum), "gaussian")
+
+
+def test_noise_of_pairs_holds_against_the_server_at_the_epsilon_of_a_trusted_one():
+    data, everybody = uneven_data(SIZES), len(SIZES)
+    (of_server,) = privacy.statements(learner(num_active=everybody), data, 20, dp_delta=1e-5)
+    shared = learner(num_active=everybody, updates=in_pairs())
+    (of_pairs,) = privacy.statements(shared, data, 20, dp_delta=1e-5)
+    assert of_pairs.dp_epsilon == of_server.dp_epsilon
+    assert of_server.observer == "all other clients, but not the server"
+    assert of_pairs.observer == "the server and any one other node"
+    state = start(shared, KEY, data)
+    bits = [jax.jit(shared.round)(KEY, state._replace(round_index=jnp.int32(r)), data)[1].bits_sent for r in (0, 1)]
+    np.testing.assert_array_equal(bits[0] - bits[1], 2 * 256)  # public keys, for two partners
+
+
 def test_empty_slots_cost_nothing_where_clients_run_one_after_the_other():
     """As many batches are computed as clients that take part have steps."""
     data, computed = uneven_data(SIZES), []
@@ -218,6 +251,12 @@ def test_batch_statistics_are_refused():
     refused(lambda: learner(statistics_task()), "task", "no model state", "Use group normalization.")
 
 
+def part_of_a_model():
+    steps = jaxfl.local_steps(3, batch_size=BATCH, optimizer=optax.sgd(0.3), weighting="uniform")
+    options = {"clients": steps, "uplink": jaxfl.uplink(updates=in_pairs())}
+    return jaxfl.partial_averaging(small_task(), synchronized=["dense_1"], **options)
+
+
 test_what_it_refuses = refusals(
     [
         (lambda: learner(weighting="data"), "clients"),
@@ -226,5 +265,10 @@ test_what_it_refuses = refusals(
         (lambda: private(noise=jaxfl.gaussian(jnp.ones(7))), "noise"),
         (lambda: private(num_rounds=0), "num_rounds"),
         (lambda: start(learner(num_active=8), KEY, uneven_data(SIZES)), "num_active"),
+        (lambda: first_round(learner(updates=in_pairs()), uneven_data(SIZES)), "num_active"),
+        (lambda: privacy.epsilon(learner(updates=in_pairs()), SIZES, 9, dp_delta=1e-5), "num_active"),
+        (lambda: privacy.epsilon(learner(num_active=7, updates=in_pairs(6)), SIZES, 9, dp_delta=1e-5), "num_active"),
+        (lambda: jaxfl.uplink(updates=in_pairs(), links=jaxfl.links(0.5)), "links"),
+        (part_of_a_model, "noise"),
     ]
 )

@@ -72,20 +72,6 @@ class KeyGraph:
         return bool((self.weights + np.eye(self.num_nodes) == 1).all())
 
     @functools.cached_property
-    def offsets(self) -> tuple[int, ...] | None:
-        """The o <= n / 2 such that nodes i and i + o (mod n) share a seed, for every i; None where that is not all.
-
-        Examples:
-            >>> key_graph("exponential", 16).offsets, pairs(3, [(0, 1)]).offsets
-            ((1, 2, 4, 8), None)
-        """
-        n, shared = self.num_nodes, self.weights > 0
-        nodes = np.arange(n)
-        found = [o for o in range(1, n // 2 + 1) if shared[0, o]]
-        covered = sum(int(shared[nodes, (nodes + o) % n].all()) * (n // 2 if 2 * o == n else n) for o in found)
-        return tuple(found) if 2 * covered == shared.sum() else None
-
-    @functools.cached_property
     def is_circulant(self) -> bool:
         """True where every node sees the same graph, weights included, up to a shift."""
         rows = np.stack([np.roll(row, -node) for node, row in enumerate(self.weights)])

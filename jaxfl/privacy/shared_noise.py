@@ -15,8 +15,6 @@ from jaxfl.privacy.mechanisms import NoiseMechanism, add, gaussian, standard_noi
 from jaxfl.privacy.shared import KeyGraph, calibrated, check_colluding, check_ratio
 from jaxfl.privacy.shared_grid_noise import shared_grid_gaussian
 
-_MOST_OFFSETS = 16  # of a circulant key graph whose draws stand in the program one after the other
-
 
 def shared_gaussian(
     noise_std: float | Array,
@@ -84,9 +82,7 @@ def shared_gaussian(
         parts = np.asarray(noise_std, np.float64)
     factor, secrets = calibrated(key_graph, ratio=ratio, own=parts, colluding=colluding)
     own, shared = factor * parts, factor * ratio * key_graph.shared(parts)
-    draw_unit = (
-        _complete(own, shared) if key_graph.is_complete and np.ptp(parts) == 0 else _pairs(own, shared, key_graph)
-    )
+    draw_unit = (_complete if key_graph.is_complete and np.ptp(parts) == 0 else _pairs)(own, shared)
 
     def draw(key, params):
         num_nodes = jax.tree.leaves(params)[0].shape[0]
@@ -135,10 +131,10 @@ def views(covariance: np.ndarray | None) -> tuple[Callable[[Array], Array], Call
     return times(precision / np.diag(precision)[:, None]), times(roots)
 
 
-def _normal(key: Array, params: PyTree, purpose: Purpose, index: int | Array = 0) -> PyTree:
+def _normal(key: Array, params: PyTree, purpose: Purpose) -> PyTree:
     """Standard normal numbers like `params`. The round's key is folded only: never sampled from, nor by a node."""
     return standard_noise(
-        purpose_key(key, purpose, index), params, lambda node, size: jax.random.normal(node, (size,), jnp.float32)
+        purpose_key(key, purpose, 0), params, lambda node, size: jax.random.normal(node, (size,), jnp.float32)
     )
 
 
@@ -156,40 +152,17 @@ def _complete(own: np.ndarray, shared: np.ndarray):
     return draw
 
 
-def _pairs(own: np.ndarray, shared: np.ndarray, key_graph: KeyGraph):
-    """Own noise, and the numbers of all pairs with a sign at each end; n pairs are drawn together."""
-    n = len(own)
-    if key_graph.offsets is not None and len(key_graph.offsets) <= _MOST_OFFSETS:
-        nodes = np.arange(n)
-        # At the offset n / 2 each pair comes twice, from both ends.
-        each = [(o, shared[nodes, (nodes + o) % n] / (2**0.5 if 2 * o == n else 1)) for o in key_graph.offsets]
-
-        def sum_of_pairs(key, params):
-            total = jax.tree.map(jnp.zeros_like, params)
-            for offset, scales in each:
-                part = scale(jnp.asarray(scales, jnp.float32), _normal(key, params, Purpose.SHARED_NOISE, offset))
-                total = jax.tree.map(lambda t, r, o=offset: t + (r - jnp.roll(r, o, axis=0)), total, part)
-            return total
-    else:
-        first, second = np.nonzero(np.triu(shared))
-        signed = np.zeros((-(-len(first) // n), n, n), np.float32)  # (chunks, nodes, pairs of a chunk)
-        chunk, place = np.divmod(np.arange(len(first)), n)
-        signed[chunk, first, place] = shared[first, second]
-        signed[chunk, second, place] = -signed[chunk, first, place]
-
-        def sum_of_pairs(key, params):
-            def plus(total, chunk):
-                index, ends = chunk
-                drawn = _normal(key, params, Purpose.SHARED_NOISE, index)
-                sent = jax.tree.map(
-                    lambda r: jnp.tensordot(ends, r, axes=1, precision=jax.lax.Precision.HIGHEST), drawn
-                )
-                return add(total, sent), None
-
-            chunks = jnp.arange(len(signed)), jnp.asarray(signed)
-            return jax.lax.scan(plus, jax.tree.map(jnp.zeros_like, params), chunks)[0]
+def _pairs(own: np.ndarray, shared: np.ndarray):
+    """Own noise, and L^(1/2) z with L the Laplacian of the pairs' variances: the law of a number a pair, from n."""
+    squares = np.square(shared)
+    values, vectors = np.linalg.eigh(np.diag(squares.sum(axis=1)) - squares)
+    root = jnp.asarray((vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T, jnp.float32)
 
     def draw(key, params):
-        return add(scale(jnp.asarray(own, jnp.float32), _normal(key, params, Purpose.NOISE)), sum_of_pairs(key, params))
+        def share(z):
+            return jnp.tensordot(root, z, axes=1, precision=jax.lax.Precision.HIGHEST)
+
+        in_pairs = jax.tree.map(share, _normal(key, params, Purpose.SHARED_NOISE))
+        return add(scale(jnp.asarray(own, jnp.float32), _normal(key, params, Purpose.NOISE)), in_pairs)
 
     return draw

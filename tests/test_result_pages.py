@@ -50,6 +50,31 @@ def test_the_list_of_figures_and_tables_is_whole_and_its_files_are_there():
             assert (RESULTS / file).is_file(), item
 
 
+def test_the_page_on_trust_has_the_numbers_of_its_runs():
+    """The short table of docs/trust.md: each cell is that of the result page, which is made from files."""
+    rows = {
+        line.split("|")[1].strip(): line
+        for line in (RESULTS / "trust" / "README.md").read_text().splitlines()[::-1]
+        if line.startswith("| ")
+    }  # of equal heads the first on the page
+    named = {
+        "everyone | 1": "1",
+        "everyone | 4": "4",
+        "pairs, one colludes | 1": "1, 1",
+        "pairs, one colludes | 4": "4, 1",
+        "a curator": "curator",
+    }
+    table = (RESULTS.parents[1] / "docs" / "trust.md").read_text().partition("## What it brings")[2]
+    seen = 0
+    for line in table.splitlines():
+        for start, head in named.items():
+            if line.startswith(f"| {start}"):
+                numbers = re.findall(r"(?<=\| )\d+\.\d(?= \|)", line)
+                assert numbers == re.findall(r"(?<=\| )\d+\.\d(?= ±)", rows[head])
+                seen += len(numbers)
+    assert seen == 15
+
+
 def test_the_leads_of_privsgp_vr_are_differences_of_its_curves():
     folder = RESULTS / "privsgp_vr"
     settings = {

@@ -91,6 +91,35 @@ jaxfl/privacy/gossip/compared.py: dp_delta / (num_rounds * sampling_rate) => dp_
 jaxfl/privacy/tracking/sensitivities.py: state = 1 - schedule.state_mixing => state = 1 + schedule.state_mixing
 [tests/privacy/test_grid_noise.py]
 jaxfl/privacy/grid_noise.py: jnp.where(negative == 1, -place, place) => place
+[tests/privacy/test_shared.py]
+jaxfl/privacy/shared.py: np.setdiff1d(np.arange(len(own)), colluders) for => np.arange(len(own)) for
+jaxfl/privacy/shared.py: honest, squares = n - colluding, np.square(ratios) => honest, squares = n, np.square(ratios)
+jaxfl/privacy/shared.py: - np.sort(entering)[len(own) - colluding :].sum() => - 0.0
+jaxfl/privacy/shared_ratio.py: (1 + np.square(ratios) * of.shared / of.nodes) => (1 + ratios * of.shared / of.nodes)
+jaxfl/privacy/shared_ratio.py: matrices[(k * num_mixings + m) % graph.period] => matrices[(k + m) % graph.period]
+[tests/privacy/test_shared_gaussian.py -k 'calibration or effective_noise']
+jaxfl/privacy/shared.py: return float((own / worth.noise).max()), => return float((own / worth.noise).min()),
+jaxfl/privacy/shared_noise.py: t + (r - jnp.roll(r, o, axis=0)), => t + (r + jnp.roll(r, o, axis=0)),
+jaxfl/privacy/shared_noise.py: / (2**0.5 if 2 * o == n else 1)) for o => ) for o
+jaxfl/privacy/shared_noise.py: Purpose.SHARED_NOISE, index) => Purpose.SHARED_NOISE, 0)
+jaxfl/privacy/shared_noise.py: "shared_gaussian", noise_std, draw => "shared_gaussian", factor * noise_std, draw
+jaxfl/privacy/shared_grid_noise.py: signs[chunk, second, place] = 1, -1 => signs[chunk, second, place] = 1, 1
+jaxfl/privacy/shared_grid_noise.py: grid_bits + round(power), float => grid_bits - round(power), float
+[tests/algorithms/clients/test_shared_noise.py]
+jaxfl/algorithms/clients/shared_noise.py: round_index, apart=True => 0, apart=True
+jaxfl/algorithms/clients/shared_noise.py: * np.sign(partners - own) => * np.sign(partners + 1)
+jaxfl/algorithms/clients/shared_noise.py: = np.minimum(own, partners) * k + np.maximum(own, => = own * k + (
+jaxfl/algorithms/clients/shared_noise.py: gaussian(jnp.float32(noise.parts[0][0]) * => gaussian(
+jaxfl/algorithms/clients/shared_noise.py: if k != len(shared): => if False:
+jaxfl/algorithms/exchange.py: round_index == 0, jnp.array(secrets => round_index >= 0, jnp.array(secrets
+[tests/algorithms/test_mixings.py]
+jaxfl/algorithms/exchange.py: places = round_index * num_mixings + jnp.arange => places = round_index + jnp.arange
+jaxfl/algorithms/exchange.py: (first, others) = round_index * num_mixings, => (first, others) = round_index,
+jaxfl/algorithms/exchange.py: one + more.sum(axis=0, dtype=one.dtype), numbers => one, numbers
+jaxfl/algorithms/exchange.py: place = num_rounds * num_mixings => place = num_rounds
+jaxfl/algorithms/exchange.py: jnp.where(is_first, jnp.float32(more[name]), 0) => jnp.float32(more[name])
+[tests/algorithms/clients/test_shared_noise.py -k keys_of_pairs]
+jaxfl/algorithms/exchange.py: jnp.float32) * _BITS_OF_A_KEY, 0) => jnp.float32) * 0, 0)
 [tests/channel/test_quantize.py]
 jaxfl/channel/quantize.py: (uniform < multiple - below) => (uniform > multiple - below)
 jaxfl/channel/quantize.py: bias = 2 ** (exponent_bits - 1) - 1 => bias = 2 ** (exponent_bits - 1)

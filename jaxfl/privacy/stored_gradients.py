@@ -32,11 +32,16 @@ releases are composed.
 Deltas at the points of a grid belong to losses on that grid, and the largest of several curves of deltas is one again
 (both are convex in exp(epsilon)). All masses are sums and differences that keep their digits, and so do small
 deltas.
+
+All this tells the observer the stored gradient in every round. `hidden_epsilon` does not. The moment of an integer
+order of the likelihood ratio of all releases is a mean over as many independent patterns of draws. In one round it
+grows at most by a factor that holds for all stored gradients, one of each pattern (theorem 3 in the same place).
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 import scipy
@@ -44,7 +49,7 @@ import scipy
 from jaxfl.privacy.composition import Losses, decaying_sums
 from jaxfl.privacy.dominating_pairs import TAIL, interval_masses, mixture_loss
 
-THEOREM = "worst pair of a fresh and a stored gradient"  # its name in the records of runs
+THEOREM = "worst pair of a fresh and a stored gradient, or a hidden stored gradient"  # its name in the records of runs
 _CELLS = 128  # of lambda
 _FEWEST_CELLS = 8  # where the grid is so fine that losses are large against q / z, which lambda changes
 _MAX_WORK = 2**20  # cells times bins
@@ -54,6 +59,10 @@ _POINTS = 8192  # of x, at most, besides those of the left tail
 _SPACING = 0.01  # of x, at most where _POINTS allow it
 _ROUNDED_UP = 1 + 1e-11  # times every delta: what float64 may have lost
 _LARGEST_LOSS = 700.0  # against the sample; float64 holds exp(-loss)
+_ORDERS = range(2, 11)  # of moments; where larger ones are better noise is large, and the worst pair costs little
+_LARGEST_EXPONENT = 300.0  # of such a moment
+_LARGEST_GROWTH = 0.3  # of its log in a release; orders above one that exceeds it are left out
+_SEARCH_CELLS, _HIDDEN_CELLS = 24, 48  # of the length of a sum of stored gradients: to choose a weight, to bound
 
 
 def is_resolved(sampling_rate: float, noise_multiplier: float, rounding: float) -> bool:
@@ -112,13 +121,120 @@ def stored_exchanged(sampling_rate: float, noise_multiplier: float, rounding: fl
     return Losses(step, -len(masses), np.concatenate([paired[::-1], [at_zero], masses]), deltas[-1])
 
 
+def hidden_epsilon(
+    sampling_rate: float,
+    noise_multiplier: float,
+    rounding: float,
+    num_releases: int,
+    dp_delta: float,
+    chance: float = 1.0,
+) -> float:
+    """epsilon of all releases with the sample against those without it, the stored gradient hidden; not the other way.
+
+    Args:
+        sampling_rate, noise_multiplier, rounding: as for `stored`.
+        num_releases: at least 1.
+        dp_delta: in (0, 1).
+        chance: with which each of `num_releases` is made, independently of data and of others.
+
+    Returns:
+        dp_epsilon, at least 0; infinite where noise is so small that no order has a moment that float64 holds.
+
+    Examples:
+        >>> print(round(hidden_epsilon(0.053, 2.0, 0.0, 300, 1e-3), 2))  # 3.06 by `stored`
+        2.6
+    """
+    best = math.inf
+    for order, growth, once in hidden_moments(sampling_rate, noise_multiplier, rounding):
+        moment = num_releases * math.log1p(chance * math.expm1(growth)) + once
+        best = min(best, (moment - math.log(dp_delta * order)) / (order - 1) + math.log1p(-1 / order))
+    return max(best, 0.0)
+
+
+@lru_cache(maxsize=64)  # the search for a number of rounds asks many times
+def hidden_moments(
+    sampling_rate: float, noise_multiplier: float, rounding: float
+) -> tuple[tuple[int, float, float], ...]:
+    """Bound moments of the likelihood ratio of all releases; arguments as for `stored`.
+
+    Returns:
+        (order, growth, once) for each order: without the sample, the ratio to this power has a mean of at most
+        exp(number of releases * growth + once).
+    """
+    q, (grown, rounded) = sampling_rate, _parts(sampling_rate, noise_multiplier, rounding)
+    z, moments = noise_multiplier / math.sqrt(grown), []
+    for order in _ORDERS:
+        if 2 * order * (order - 1) * (1 / z**2 + rounded) > _LARGEST_EXPONENT:
+            break
+        search = scipy.optimize.minimize_scalar(
+            lambda log_weight, order=order: _growth(q, z, order, math.exp(log_weight), _SEARCH_CELLS),
+            bounds=(math.log(1e-3 * q), 0.0),
+            method="bounded",
+            options={"xatol": 1e-4},
+        )
+        weight = math.exp(search.x)
+        growth = _growth(q, z, order, weight, _HIDDEN_CELLS) + order * (order - 1) / 2 * rounded
+        moments.append((order, growth, weight * order**2 / 2))
+        if growth > _LARGEST_GROWTH:
+            break
+    return tuple(moments)
+
+
+def _growth(q: float, z: float, order: int, weight: float, num_cells: int) -> float:
+    """log of the factor by which one round multiplies a moment at most, whatever the gradients.
+
+    A cell bounds |s|^2 and <g, s>, with the sum s of the stored gradients of all patterns. Where the patterns that
+    draw the sample have stored gradients of the sum A, the exponent is X(A): `low` to `high`, with a known mean over
+    all choices of as many patterns. A chord lies above exp(X).
+    """
+    drawn = np.arange(order + 1)
+    kept = order - drawn
+    signal, both = 1 / z**2, 1 / z**2 + weight
+    ends = np.linspace(0, order, num_cells + 1) ** 2
+    sides = np.linspace(-order, order, 2 * num_cells + 1)
+    longest = np.sqrt(ends[1:, None])
+    cells = np.broadcast_arrays(
+        ends[:-1, None], ends[1:, None], np.maximum(sides[:-1], -longest), np.minimum(sides[1:], longest)
+    )
+    shortest, longest, left, right = (bound[cells[2] <= cells[3]][:, None] for bound in cells)
+    squared = np.stack([shortest, shortest, longest, longest])  # at the corners of each cell
+    along = np.stack([left, right, left, right])
+    low, high, mean = -np.inf, np.inf, 0.0
+    fixed = signal * (drawn**2 - q**2 * kept - (1 + (1 - q) ** 2) * drawn) / 2 + weight * drawn**2 / 2
+    for share in (0 * drawn, 0 * drawn + 1, drawn / order):  # A lies in a ball around share * s
+        center = (
+            fixed
+            + (signal * (q - share) ** 2 + weight * (share**2 - 2 * share)) / 2 * squared
+            + (signal * (drawn * (q - share) + (1 - q) * share) + weight * drawn * (1 - share)) * along
+        )
+        fresh, stored_sum = both * drawn - (1 - q) * signal, q * signal + weight - both * share
+        slope = np.max(fresh**2 + stored_sum**2 * squared + 2 * fresh * stored_sum * along, axis=0)
+        slope = np.sqrt(np.maximum(slope, 0.0))
+        radius = np.sqrt(np.maximum((1 - share) * drawn**2 + share * kept**2 - share * (1 - share) * shortest, 0.0))
+        on_sphere = (drawn == 1) & (share == 0) | (kept == 1) & (share == 1) | (radius == 0)
+        fall = np.where(on_sphere, radius, np.minimum(radius, slope / both))
+        high = np.minimum(high, center.max(axis=0) + both * radius**2 / 2 + slope * radius)
+        low = np.maximum(low, center.min(axis=0) + both * fall**2 / 2 - slope * fall)
+        mean = center + both * drawn * kept * (1 - squared / order**2) / (2 * (order - 1))  # the last one counts
+    width = high - low
+    share_of_high = np.where(width > 1e-9, (mean - low) / np.maximum(width, 1e-9), 1.0)
+    chord = (1 - share_of_high) * np.exp(low) + share_of_high * np.exp(high)
+    chances = scipy.special.binom(order, drawn) * q**drawn * (1 - q) ** kept
+    return math.log(float((chord * chances).sum(axis=-1).max()) * _ROUNDED_UP)
+
+
+def _parts(q: float, z: float, rounding: float) -> tuple[float, float]:
+    """1 / c and r^2 / (1 - c): noise is split into a part that hides gradients and one that hides rounding."""
+    grown = 1 + rounding * z / q
+    return grown, rounding**2 * grown / (grown - 1) if rounding else 0.0
+
+
 def _deltas(q: float, z: float, rounding: float, step: float) -> tuple[float, np.ndarray, np.ndarray]:
     """The step, and the largest deltas over lambda at the epsilons 0, step, 2 step, ..., forward and backward.
 
     The last delta of each is the probability of an infinite loss.
     """
-    grown = 1 + rounding * z / q  # 1 / c
-    rounded = rounding**2 * grown / (grown - 1) if rounding else 0.0  # r^2 / (1 - c)
+    grown, rounded = _parts(q, z, rounding)
     largest = (2 - q) / z * math.sqrt(grown)
     top = max(largest, q / z + rounding) + TAIL
     highest = float(mixture_loss(np.array([top]), q, -largest, largest)[0]) + (q / z + rounding) * top

@@ -29,6 +29,8 @@ BATCH, STEP_SIZE, CLIP_NORM = 3, 0.2, 0.7
 QUANTIZER = uniform_quantizer(2.0**-5, levels=64)
 LOSSY = jaxfl.links(0.7, QUANTIZER)
 UNDIRECTED = graphs.star(NODES, weights="metropolis")
+# Period 3, and matrices that do not commute: round k at the place k, in place of 3k, gives another product.
+TURNING = graphs.sequence([irregular_graph(), graphs.directed_ring(NODES)])
 
 
 def learner(constructor, graph, **options):
@@ -51,7 +53,7 @@ def references():
 @pytest.mark.parametrize(
     ("constructor", "graph", "loop"),
     [
-        (push_sum, irregular_graph(), reference_push_sum),
+        (push_sum, TURNING, reference_push_sum),
         (d_psgd, graphs.exponential(NODES), reference_d_psgd),
         (dp2_sgd, UNDIRECTED, reference_d_psgd),
     ],
@@ -187,7 +189,7 @@ def test_perturbed_gossip_passes_on_mixtures_of_broadcasts_only(quantizer):
 
 
 FINAL = {
-    "push_sum": lambda **options: learner(push_sum, irregular_graph(), **options),
+    "push_sum": lambda **options: learner(push_sum, TURNING, **options),
     "dp2_sgd": lambda **options: learner(dp2_sgd, UNDIRECTED, **options),
     "perturbed_gossip": gossip,
 }
@@ -199,7 +201,7 @@ def test_final_exchanges_mix_what_was_released_and_change_no_state(name):
     plain, final = made(), made(num_final_mixings=2)
     (state, infos), (same, counted) = (run(one, KEY, data, 4) for one in (plain, final))
     assert_same(state, same)
-    graph = irregular_graph() if name == "push_sum" else UNDIRECTED
+    graph = TURNING if name == "push_sum" else UNDIRECTED
     released = state.broadcast_params if name == "perturbed_gossip" else state.params
     weight = state.push_sum_weight if name == "push_sum" else jnp.ones(NODES)
     for place in (4 * MIXINGS, 4 * MIXINGS + 1):

@@ -137,6 +137,8 @@ def test_adaptive_rounds_with_hidden_draws(num_rounds):
     q, z, generator = 0.3, 1.2, np.random.default_rng(0)
     forward, backward, exchanged = curves(q, z, num_rounds)
     cell, closest, apart = (LINE[1] - LINE[0]) ** num_rounds, [0.0, 0.0], 0.0
+    moments = stored_gradients.hidden_moments(q, z, 0.0)
+    assert moments
     others = []
     constant = [(first,) * 3 for first in (1.0, -1.0)]  # by region of the release before
     turning = [(1.0, 1.0, -1.0), (-1.0, 1.0, 1.0)]
@@ -148,6 +150,8 @@ def test_adaptive_rounds_with_hidden_draws(num_rounds):
     for table in chosen:  # stored at the start, then fresh in each round
         strategy = lambda region, index, table=table: table[index + 1][region]  # noqa: E731
         upper, lower = transcripts(q, z, strategy, num_rounds)
+        for order, growth, once in moments:
+            assert math.log(cell * (lower * (upper / lower) ** order).sum()) <= num_rounds * growth + once
         for dp_epsilon in (0.2, 0.7, 1.5):
             for way, curve in enumerate((forward, backward)):
                 exact = hockey_stick(*((upper, lower) if way == 0 else (lower, upper)), dp_epsilon, cell)
@@ -206,3 +210,76 @@ def test_little_noise_gives_a_finite_bound_or_the_one_by_participation(z):
     for relation in ("zero_out", "replace_one"):
         drawn_always = math.sqrt(50) * 2 * (2 - 0.1) / z
         assert 10 < proven_bound(release, relation, 50, 1e-5).dp_epsilon < pairs.gaussian_epsilon(drawn_always, 1e-5)
+
+
+def growth_of(q, z, weight, fresh, stored, moved=0.0):
+    """log of the factor of one round, from all choices of who draws; `stored` has one row a pattern, of length 1."""
+    order, total = len(stored), 0.0
+    for draws in itertools.product((0, 1), repeat=order):
+        drawn = np.array(draws)[:, None]
+        means = np.pad((drawn * fresh + (q - drawn) * stored) / z, ((0, 0), (0, 1)), constant_values=moved)
+        after = np.where(drawn, fresh, stored)
+        exponent = sum(means[i] @ means[j] for i in range(order) for j in range(i))
+        exponent += weight * (np.sum(after.sum(axis=0) ** 2) - np.sum(stored.sum(axis=0) ** 2)) / 2
+        total += q ** sum(draws) * (1 - q) ** (order - sum(draws)) * math.exp(exponent)
+    return math.log(total)
+
+
+@pytest.mark.parametrize(("q", "z"), [(0.053, 2.0), (0.3, 1.2), (0.02, 1.5), (0.6, 5.0)])
+def test_no_gradients_let_a_moment_grow_faster(q, z):
+    """Stored gradients opposed and equal in all ways, and in any three dimensions; rounding that moves all means."""
+    generator, rounding = np.random.default_rng(0), 0.01
+    for order, growth, once in stored_gradients.hidden_moments(q, z, 0.0)[:4]:
+        weight, opposed = once * 2 / order**2, []
+        for count in range(order + 1):
+            stored = np.repeat([[1.0, 0, 0], [-1.0, 0, 0]], [count, order - count], axis=0)
+            opposed.append(growth_of(q, z, weight, np.array([1.0, 0, 0]), stored))
+        vectors = generator.normal(size=(60, order + 1, 3)) * generator.uniform(0, 1, (60, 1, 3)) ** 2
+        vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
+        anywhere = [growth_of(q, z, weight, each[0], each[1:]) for each in vectors]
+        assert max(*opposed, *anywhere) <= growth
+        assert max(opposed) > 0.7 * growth, "a bound much lower is refuted"
+    without = {order: growth for order, growth, _ in stored_gradients.hidden_moments(q, z, 0.0)}
+    for order, growth, once in stored_gradients.hidden_moments(q, z, rounding)[:3]:
+        stored = np.repeat([[1.0], [-1.0]], [order // 2, order - order // 2], axis=0)
+        for fresh, each in ((1.0, stored), (-1.0, np.ones((order, 1)))):
+            assert growth_of(q, z, once * 2 / order**2, np.array([fresh]), each, rounding) <= growth
+        assert growth > without[order]
+
+
+def test_moments_of_many_rounds_by_all_draws():
+    """All signs of the gradients of seven rounds, and gradients of new directions; the moments are sums over draws."""
+    q, z, num_rounds = 0.3, 1.5, 7
+    draws = np.array(list(itertools.product((0, 1), repeat=num_rounds)))
+    chances = np.prod(np.where(draws, q, 1 - q), axis=1)
+    signs = [np.array([1.0, *rest])[:, None] for rest in itertools.product((1.0, -1.0), repeat=num_rounds)]
+    largest = {2: 0.0, 3: 0.0}
+    bounds = {order: num_rounds * growth + once for order, growth, once in stored_gradients.hidden_moments(q, z, 0.0)}
+    for gradients in [*signs, np.eye(num_rounds + 1)]:  # the first one is stored at the start
+        latest = np.maximum.accumulate(draws * np.arange(1, num_rounds + 1), axis=1)
+        after = gradients[latest]
+        before = gradients[np.pad(latest, ((0, 0), (1, 0)))[:, :-1]]
+        means = (after - (1 - q) * before).reshape(len(draws), -1) / z
+        together = np.exp(means @ means.T)
+        weighted = together * chances
+        exact = {2: chances @ weighted.sum(axis=1), 3: chances @ ((weighted @ together) * weighted).sum(axis=1)}
+        largest = {order: max(largest[order], math.log(exact[order])) for order in largest}
+    for order, most in largest.items():
+        assert 0.6 * bounds[order] < most <= bounds[order]
+
+
+def test_a_hidden_stored_gradient_costs_less():
+    q, z, rounds, dp_delta = 0.053, 2.0, 300, 1e-3
+    hidden = stored_gradients.hidden_epsilon(q, z, 0.0, rounds, dp_delta)
+    assert 1.91 < hidden < 2.65, "1.91 was reached"
+    release = Release("saga", "poisson", 53, 1000, clip_norm=1.0, noise_std=z / 53)
+    stated = proven_bound(release, "zero_out", rounds, dp_delta)
+    assert stated.dp_epsilon == hidden
+    assert "hidden" in stated.accountant
+    assert proven_bound(release, "replace_one", rounds, dp_delta).dp_epsilon > 5
+    quiet = release._replace(noise_std=3 * z / 53)  # where the worst pair is better
+    assert "hidden" not in proven_bound(quiet, "zero_out", rounds, dp_delta).accountant
+    half = stored_gradients.hidden_epsilon(q, z, 0.0, 2 * rounds, dp_delta, chance=0.5)
+    assert hidden < half < 1.05 * hidden
+    assert hidden < stored_gradients.hidden_epsilon(q, z, 1e-3, rounds, dp_delta)
+    assert math.isinf(stored_gradients.hidden_epsilon(q, 0.01, 0.0, rounds, dp_delta))

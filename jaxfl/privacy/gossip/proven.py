@@ -20,7 +20,8 @@ sample's gradient, b and J the entries of a batch and of the node, q = b / J and
   participation, which depends on no data, and what was released, only the sample's own past draws are hidden: a release
   is a mean over them of releases with one stored gradient each. Divergences are jointly convex, so the worst past of
   each data set counts (`jaxfl.privacy.stored_gradients`; the whole proof is in docs/stored_gradients.md). Dominating
-  pairs compose adaptively (Zhu, Dong, Wang 2022, arXiv:2106.08567);
+  pairs compose adaptively (Zhu, Dong, Wang 2022, arXiv:2106.08567). Under zero_out Renyi divergences that keep the
+  stored gradient hidden take the place of the larger direction where they are smaller (same place);
 - `saga`, any sampler: given all draws, which depend on no data, every release is Gaussian with one of two
   sensitivities (`sensitivities`), so the curve is at most the mean over how often a sample was drawn. For batches of
   fixed size nothing better is known here: drawing the sample keeps another entry from being refreshed, so that the
@@ -64,13 +65,14 @@ from jaxfl.privacy.dominating_pairs import (
 )
 from jaxfl.privacy.grid import Grid
 from jaxfl.privacy.shared import Secrets
-from jaxfl.privacy.stored_gradients import is_resolved, stored, stored_exchanged
+from jaxfl.privacy.stored_gradients import hidden_epsilon, is_resolved, stored, stored_exchanged
 
 PROVEN_RELATIONS = ("zero_out", "replace_one")  # with a proof, the main one first
 _UNLIKELY = 1e-20  # probability of the counts of draws that are left out; they count as an infinite loss
 _UNLIKELY_COUNT = 1e-25  # the same for the counts of one batch
 _MORE_RELEASES = 1e-6  # probability of more releases than are counted of a table, at most delta / 10
 _UNRESOLVED = "; the secrecy of the draws counts for nothing: delta is below the probability that its grid leaves out"
+_HIDDEN = "Renyi DP of Poisson-sampled Gaussian releases with a hidden stored gradient in each, integer orders 2 to 10"
 _TOO_SMALL = "none: delta is below the probability that grids and counts of draws leave out"
 _KEPT_FOR_SAMPLER = 1e-3  # share of delta, kept for the distance of noise on a grid from its stated distribution
 _LARGEST_SHIFT = 500.0  # in units of the noise; beyond it sampling hides nothing that a grid could show
@@ -227,11 +229,12 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
     rate, bound = release.batch_size / release.num_entries, release.clip_norm * release.entry_size
     if release.sampler != "poisson":
         return None if release.estimator == "saga" else _fixed_bound(release, relation, num_releases, dp_delta, chance)
+    multiplier = release.noise_std * release.batch_size / bound
+    rounding = 0.0 if release.grid is None else release.grid.rounding
     if release.estimator == "saga":
         name = "Poisson-sampled Gaussian releases with a stored gradient in each, for the worst pair of gradients"
         pair = stored if relation == "zero_out" and release.entry_size == 1 else stored_exchanged
-        multiplier = release.noise_std * release.batch_size / bound
-        arguments = (rate, multiplier, 0.0 if release.grid is None else release.grid.rounding)
+        arguments = (rate, multiplier, rounding)
         shift = (2 - rate) / multiplier
         if not is_resolved(*arguments):
             return None
@@ -246,11 +249,17 @@ def _sampled_bound(release: Release, relation: str, num_releases: int, dp_delta:
         if pair is sampled:
             return _renyi_bound(rate, shift, num_releases, dp_delta, chance)
         return Bound(math.inf, _TOO_SMALL)
-    step = grid_step(rate, release.noise_std * release.batch_size / bound, shift)
+    step = grid_step(rate, multiplier, shift)
     curves = composed_curves(pair, arguments, step, num_releases, dp_delta, chance)
     changed = {exchanged: " of one sample or the other", stored_exchanged: ", of one sample or the other"}
     name = f"privacy loss distribution of {name}{changed.get(pair, '')}"
-    return Bound(float(max(curve_epsilon(curve, dp_delta) for curve in curves)), name)
+    epsilons = [float(curve_epsilon(curve, dp_delta)) for curve in curves]
+    if pair is stored and epsilons[0] > epsilons[1]:
+        hidden = hidden_epsilon(rate, multiplier, rounding, num_releases, dp_delta, chance)
+        if epsilons[1] < hidden < epsilons[0]:
+            return Bound(hidden, _HIDDEN)
+        epsilons[0] = min(hidden, epsilons[0])
+    return Bound(max(epsilons), name)
 
 
 def _renyi_bound(rate: float, shift: float, num_releases: int, dp_delta: float, chance: float) -> Bound:

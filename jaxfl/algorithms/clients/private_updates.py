@@ -95,7 +95,7 @@ class PrivateUpdates(NamedTuple):
         one = jax.tree.map(lambda leaf: leaf[None], params)
         of_sum = self.noise
         if of_sum.parts is not None:  # shared parts cancel
-            of_sum = gaussian(np.float32(np.linalg.norm(of_sum.parts[0])) * of_sum.noise_scale)
+            of_sum = gaussian(float(np.linalg.norm(of_sum.parts[0])) * of_sum.noise_scale)
         noise = of_sum.draw(purpose_key(key, Purpose.SERVER_NOISE, round_index), one)
         return jax.tree.map(lambda leaf: leaf[0], noise)
 

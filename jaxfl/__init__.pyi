@@ -51,5 +51,6 @@ from jaxfl.privacy import gaussian as gaussian
 from jaxfl.privacy import grid_gaussian as grid_gaussian
 from jaxfl.privacy import laplace as laplace
 from jaxfl.privacy import shared_gaussian as shared_gaussian
+from jaxfl.privacy import summed_gaussian as summed_gaussian
 
 __version__: str

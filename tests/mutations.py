@@ -99,18 +99,20 @@ jaxfl/privacy/shared_ratio.py: (1 + np.square(ratios) * of.shared / of.nodes) =>
 jaxfl/privacy/shared_ratio.py: matrices[(k * num_mixings + m) % graph.period] => matrices[(k + m) % graph.period]
 [tests/privacy/test_shared_gaussian.py -k 'calibration or effective_noise']
 jaxfl/privacy/shared.py: return float((own / worth.noise).max()), => return float((own / worth.noise).min()),
-jaxfl/privacy/shared_noise.py: t + (r - jnp.roll(r, o, axis=0)), => t + (r + jnp.roll(r, o, axis=0)),
-jaxfl/privacy/shared_noise.py: / (2**0.5 if 2 * o == n else 1)) for o => ) for o
-jaxfl/privacy/shared_noise.py: Purpose.SHARED_NOISE, index) => Purpose.SHARED_NOISE, 0)
+jaxfl/privacy/shared_noise.py: np.diag(squares.sum(axis=1)) - squares => np.diag(squares.sum(axis=1)) + squares
+jaxfl/privacy/shared_noise.py: vectors * np.sqrt(np.maximum(values, 0)) => vectors * np.maximum(values, 0)
+jaxfl/privacy/shared_noise.py: share, _normal(key, params, Purpose.SHARED_NOISE) => share, _normal(key, params, Purpose.NOISE)
 jaxfl/privacy/shared_noise.py: "shared_gaussian", noise_std, draw => "shared_gaussian", factor * noise_std, draw
 jaxfl/privacy/shared_grid_noise.py: signs[chunk, second, place] = 1, -1 => signs[chunk, second, place] = 1, 1
-jaxfl/privacy/shared_grid_noise.py: grid_bits + round(power), float => grid_bits - round(power), float
+jaxfl/privacy/shared_grid_noise.py: grid_bits + round(math.log2(ratio)), float => grid_bits - round(math.log2(ratio)), float
 [tests/algorithms/clients/test_shared_noise.py]
 jaxfl/algorithms/clients/shared_noise.py: round_index, apart=True => 0, apart=True
 jaxfl/algorithms/clients/shared_noise.py: * np.sign(partners - own) => * np.sign(partners + 1)
 jaxfl/algorithms/clients/shared_noise.py: = np.minimum(own, partners) * k + np.maximum(own, => = own * k + (
 jaxfl/algorithms/clients/shared_noise.py: gaussian(jnp.float32(noise.parts[0][0]) * => gaussian(
 jaxfl/algorithms/clients/shared_noise.py: if k != len(shared): => if False:
+jaxfl/privacy/shared_noise.py: (num_clients - colluding) ** -0.5 => num_clients**-0.5
+jaxfl/algorithms/clients/private_updates.py: np.linalg.norm(of_sum.parts[0]) => np.mean(of_sum.parts[0])
 jaxfl/algorithms/exchange.py: round_index == 0, jnp.array(secrets => round_index >= 0, jnp.array(secrets
 [tests/algorithms/test_mixings.py]
 jaxfl/algorithms/exchange.py: places = round_index * num_mixings + jnp.arange => places = round_index + jnp.arange

@@ -156,14 +156,17 @@ class Trust:
 
     COUNTS: ClassVar = (
         where("method", (FIXED, UPDATES), "trust"),
-        where("trust", ("pairs",), "key_graph", "shared_ratio", "colluding"),
+        where("trust", ("pairs",), "key_graph", "shared_ratio"),
+        where("trust", ("pairs", "sums"), "colluding"),
         {"num_active": lambda options: options["trust"] == "everyone"},
     )
-    trust: Literal["everyone", "pairs"] = added_later("everyone", {"everyone": ABSENT})
+    trust: Literal["everyone", "pairs", "sums"] = added_later("everyone", {"everyone": ABSENT})
     """everyone: each client has noise of its own, and epsilon holds against the server and all other clients together.
     pairs: pairs of clients share noise in each local step, with DP-FedAvg on each update, which cancels in the server's
     sum. Epsilon then holds against a server that sees every update and knows the secrets of as many clients as
-    colluding says. In DP-FedAvg the server adds the noise with everyone, and with pairs all clients take part."""
+    colluding says. sums: the same against a server that sees nothing but sums, by secure aggregation; DPFL makes one
+    local iteration in a round then. In DP-FedAvg the server adds the noise with everyone, and else all clients take
+    part."""
     key_graph: Literal["ring", "exponential", "complete"] = "complete"
     """Pairs that share noise: ring, exponential (at distances 1, 2, 4, ...) or complete. Each pair of a client costs as
     much noise as its own."""
@@ -173,7 +176,9 @@ class Trust:
     """Clients that share their secrets with the observer; 0: the server by itself."""
 
     def noise(self, num_clients: int, noise_std: Any) -> NoiseMechanism:
-        """The noise of one local step, or of one update, where pairs share it."""
+        """The noise of one local step, or of one update, where pairs share it or the server sees sums."""
+        if self.trust == "sums":
+            return jaxfl.summed_gaussian(noise_std, num_clients=num_clients, colluding=self.colluding)
         keys = key_graph(self.key_graph, num_clients)
         return jaxfl.shared_gaussian(noise_std, key_graph=keys, ratio=self.shared_ratio, colluding=self.colluding)
 
@@ -197,8 +202,13 @@ class Configuration:
 
     @property
     def shares_noise(self) -> bool:
-        """Whether pairs of clients share noise: other methods may stand beside these in a grid."""
-        return self.learning.method in (FIXED, UPDATES) and self.trust.trust == "pairs"
+        """Whether noise counts by pairs or sums of clients: other methods may stand beside these in a grid."""
+        return self.learning.method in (FIXED, UPDATES) and self.trust.trust != "everyone"
+
+    @property
+    def counts_one_step(self) -> bool:
+        """Whether a round must have one local iteration only."""
+        return self.learning.method == FIXED and self.trust.trust == "sums"
 
     def local_steps(self) -> LocalSteps:
         """Local steps of a client in a round, once rounds and iterations are numbers."""
@@ -219,7 +229,7 @@ class Configuration:
             noise = (in_pairs if self.shares_noise else jaxfl.gaussian)(noise_std)
         num_draws = self.clients.nodes * learning.rounds * learning.max_steps
         return jaxfl.local_steps(
-            learning.max_steps,
+            1 if self.counts_one_step else learning.max_steps,
             batch_size=learning.batch_size,
             optimizer=optax.sgd(learning.step_size),
             sampler=functools.partial(gradients.poisson, num_draws=num_draws),
@@ -294,6 +304,11 @@ def check_config(config: Configuration) -> None:
         raise ArgumentError("local_steps", f"must be at most max_steps, {learning.max_steps}", found, remedy)
     if learning.update_noise_multiplier != "calibrated":
         check.positive(update_noise_multiplier=learning.update_noise_multiplier)
+    if config.counts_one_step and learning.local_steps > 1:
+        requirement = (
+            "must be 1 with sums: a second gradient is taken at a hidden model, which moves by more than the noise"
+        )
+        raise ArgumentError("local_steps", requirement, f"got {learning.local_steps}", "Pass 1, or --trust pairs.")
     if config.shares_noise:
         check_ratio(shared_ratio=config.trust.shared_ratio)
         check_colluding(config.clients.nodes, config.trust.colluding)

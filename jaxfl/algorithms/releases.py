@@ -139,7 +139,7 @@ def of_local_steps(clients: LocalSteps, sizes: Sequence[int]) -> list[ClientRele
     """List what one private step of each client releases, `sizes` samples each."""
     known(clip_norm=clients.clip_norm, noise=clients.noise_std)
     if clients.noise is not None:
-        check.one_of(("gaussian", "shared_gaussian"), noise=clients.noise.distribution)
+        check.one_of(("gaussian", "shared_gaussian", "summed_gaussian"), noise=clients.noise.distribution)
     norm = None if clients.clip_norm is None else float(clients.clip_norm)
     scales = per_node(len(sizes), sizes, clients.noise_std)
     secrets = None if clients.noise is None else clients.noise.secrets
@@ -161,7 +161,7 @@ def of_clients(
 
     def of_updates(sizes, private):
         known(clip_norm=private.clip_norm, noise=private.noise.noise_scale)
-        check.one_of(("gaussian", "shared_gaussian"), noise=private.noise.distribution)
+        check.one_of(("gaussian", "shared_gaussian", "summed_gaussian"), noise=private.noise.distribution)
         private.check_participation(len(sizes) if num_active is None else num_active, len(sizes))
         norm, rate = float(private.clip_norm), 1.0 if num_active is None else num_active / len(sizes)
         release = UpdateRelease("poisson", rate, norm, float(private.noise.noise_scale) / norm, private.noise.secrets)

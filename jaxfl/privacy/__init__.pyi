@@ -23,5 +23,6 @@ from jaxfl.privacy.releases import statements as statements
 from jaxfl.privacy.shared import KeyGraph as KeyGraph
 from jaxfl.privacy.shared import key_graph as key_graph
 from jaxfl.privacy.shared_noise import shared_gaussian as shared_gaussian
+from jaxfl.privacy.shared_noise import summed_gaussian as summed_gaussian
 from jaxfl.privacy.shared_ratio import best_ratio as best_ratio
 from jaxfl.privacy.statements import Statement as Statement

@@ -28,7 +28,8 @@ class NoiseMechanism(NamedTuple):
     """Noise, and how values are released with it.
 
     Attributes:
-        distribution: "gaussian", "laplace", "grid_gaussian", "shared_gaussian" or "shared_grid_gaussian".
+        distribution: "gaussian", "laplace", "grid_gaussian", "shared_gaussian", "shared_grid_gaussian" or
+            "summed_gaussian".
         noise_scale: () or (n,), standard deviation (Gaussian) or scale b of density exp(-|x| / b) / (2 b) (Laplace).
         draw: (key, tree with leaves (n, *leaf), float32) -> noise of the same structure and shapes, float32, or int32
             for noise on a grid. It raises ArgumentError for other leaves: noise drawn in bfloat16 takes 128 values,
@@ -74,7 +75,7 @@ def require_float_noise(missing: str, **distributions: str | None) -> None:
 def require_own_noise(reason: str, **distributions: str | None) -> None:
     """Refuse noise that pairs of nodes share, for a `reason`."""
     for name, distribution in distributions.items():
-        if distribution in ("shared_gaussian", "shared_grid_gaussian"):
+        if distribution in ("shared_gaussian", "shared_grid_gaussian", "summed_gaussian"):
             requirement = f"must be noise of a node's own here: {reason}"
             raise ArgumentError(name, requirement, f"got {distribution}", "Pass jaxfl.gaussian.")
 
@@ -91,6 +92,9 @@ def require_kept_sum(noise: NoiseMechanism, num_nodes: int, *, is_linear: bool, 
     """
     if noise.secrets is None:
         return
+    if noise.distribution == "summed_gaussian":
+        found, remedy = "got noise for a server of sums", "Pass jaxfl.shared_gaussian."
+        raise ArgumentError("noise", "must not count on sums where neighbors see single messages", found, remedy)
     if noise.secrets.num_nodes != num_nodes:
         found, remedy = f"its key graph has {noise.secrets.num_nodes}", "Make the key graph for this network."
         raise ArgumentError("noise", f"must be shared among {num_nodes} nodes", found, remedy)

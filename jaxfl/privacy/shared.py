@@ -89,13 +89,16 @@ class Effective(NamedTuple):
     method: str  # "exact", or "bound" where it is bounded from below
 
 
+_SERVER = "the server sees every update, holds no seed, and the nodes are the active clients of a round"
+
+
 class Secrets(NamedTuple):
     """Secrets of shared noise that an observer does not know, as statements say it."""
 
     key_graph: str
     num_nodes: int
     colluding: int
-    method: str  # of `Effective`
+    method: str  # of `Effective`; "sum" where a server sees nothing but the sum over clients
     partners: tuple[int, ...]  # of each node, with whom it has agreed on a seed
 
     @property
@@ -110,6 +113,18 @@ class Secrets(NamedTuple):
             return "all other nodes"
         few = ("an outside observer", "any one other node")
         return few[self.colluding] if self.colluding < 2 else f"any {self.colluding} other nodes together"
+
+    @property
+    def with_server(self) -> tuple[str, tuple[str, ...]]:
+        """This observer together with a server of clients, and sentences on what both see and know."""
+        if self.method != "sum":
+            return f"the server and {self.observer}", (self.setting, _SERVER)
+        sees = (
+            "the server sees only the sum of all active clients' messages (secure aggregation), and may know data,"
+            f" batches and noise of {self.colluding} of {self.num_nodes} clients, chosen before anything was seen; the"
+            " noise is what the others add to the sum together"
+        )
+        return f"a server that sees sums only and {self.observer}", (sees,)
 
     @property
     def setting(self) -> str:

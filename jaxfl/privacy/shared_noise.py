@@ -12,7 +12,7 @@ from jaxfl.core import ArgumentError, Array, Purpose, PyTree, check, purpose_key
 from jaxfl.core.tree import copied, scale
 from jaxfl.privacy.grid_noise import grid_gaussian
 from jaxfl.privacy.mechanisms import NoiseMechanism, add, gaussian, standard_noise
-from jaxfl.privacy.shared import KeyGraph, calibrated, check_colluding, check_ratio
+from jaxfl.privacy.shared import KeyGraph, Secrets, calibrated, check_colluding, check_ratio
 from jaxfl.privacy.shared_grid_noise import shared_grid_gaussian
 
 
@@ -94,6 +94,45 @@ def shared_gaussian(
 
     units = None if np.ndim(noise_std) else (own, shared)
     return NoiseMechanism("shared_gaussian", noise_std, draw, secrets=secrets, parts=units)
+
+
+def summed_gaussian(noise_std: float | Array, *, num_clients: int, colluding: int = 1) -> NoiseMechanism:
+    """Gaussian noise of clients whose server sees nothing but their sum, by secure aggregation.
+
+    `noise_std` is the *effective* noise of one client: what m - colluding of m clients add to the sum together. Each
+    draws noise_std / sqrt(m - colluding). What a client sends must be one noisy vector, a linear function of it and of
+    what all clients know: one local step in a round, or an update that is clipped as a whole.
+
+    Args:
+        noise_std: (), at least 0; may be traced.
+        num_clients: m, the active clients of every round.
+        colluding: clients that share what they know with the server, fewer than m.
+
+    Guarantees:
+        - the sum of m - colluding clients has noise of standard deviation noise_std.
+
+    Examples:
+        >>> import jax
+        >>> drawn = summed_gaussian(2.0, num_clients=5).draw(jax.random.key(0), jnp.zeros((5, 40_000)))
+        >>> round(float(drawn[1:].sum(axis=0).std()), 1)
+        2.0
+
+    References:
+        Goryczka, Xiong, "A Comprehensive Comparison of Multiparty Secure Additions with Differential Privacy", IEEE
+        Transactions on Dependable and Secure Computing 14(5), 2017; the proof is that of `jaxfl.privacy.shared`.
+    """
+    check.at_least(2, num_clients=num_clients)
+    check_colluding(num_clients, colluding)
+    check.non_negative(noise_std=noise_std)
+    check.in_float32(noise_std=noise_std)
+    if np.ndim(noise_std):
+        raise ArgumentError("noise_std", "must be one number in a sum", "got one a client", "Pass the largest.")
+    factor, shape = (num_clients - colluding) ** -0.5, (num_clients, num_clients)
+    drawn = gaussian(noise_std * factor)
+    partners = (num_clients - 1,) * num_clients
+    secrets = Secrets("complete", num_clients, colluding, "sum", partners)
+    parts = np.full(num_clients, factor), np.zeros(shape)
+    return NoiseMechanism("summed_gaussian", copied(noise_std), drawn.draw, secrets=secrets, parts=parts)
 
 
 def covariance(noise: NoiseMechanism) -> np.ndarray | None:

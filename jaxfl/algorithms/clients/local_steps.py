@@ -196,7 +196,7 @@ def local_steps(
     require_rescaled(mechanism)
     own_scales = mechanism.noise_scale if jnp.ndim(mechanism.noise_scale) else None
     state_types = check_optimizer("optimizer", optimizer, by_round=True)
-    check_shared(mechanism, weighting, state_types)
+    check_shared(mechanism, weighting, state_types, max_steps)
     if "MultiStepsState" in state_types:
         requirement, remedy = "must keep no gradients for later: it starts anew in each round", "Raise batch_size."
         raise ArgumentError("optimizer", requirement, "got optax.MultiSteps", remedy)

@@ -20,10 +20,16 @@ from jaxfl.privacy.mechanisms import NoiseMechanism, gaussian
 _LINEAR = frozenset({"EmptyState", "TraceState", "ScaleByScheduleState", "WrappedScheduleState"})
 
 
-def check_shared(noise: NoiseMechanism, weighting: str, state_types: set[str]) -> None:
-    """Refuse shared noise that would not cancel in the server's sum; noise of one's own passes."""
+def check_shared(noise: NoiseMechanism, weighting: str, state_types: set[str], max_steps: int) -> None:
+    """Refuse shared noise that would not cancel in the server's sum, or not add up; noise of one's own passes."""
     if noise.secrets is None:
         return
+    if noise.distribution == "summed_gaussian" and max_steps > 1:
+        requirement = (
+            "must be 1 where noise counts by its sum: a second gradient is taken at a hidden model, which moves"
+            " by more than the small noise of one client"
+        )
+        raise ArgumentError("max_steps", requirement, f"got {max_steps}", "Pass 1, or jaxfl.shared_gaussian.")
     if noise.parts is None:
         requirement = "must have one scale where clients share it"
         raise ArgumentError("noise", requirement, "got one a client", "Pass one noise_std.")
@@ -48,6 +54,8 @@ def noise_keys(noise: NoiseMechanism, key: Key, round_index: Array, own: Array) 
     if k != len(shared):
         remedy = "Make the key graph over num_active clients."
         raise ArgumentError("num_active", f"must be {len(shared)}, as the key graph", f"got {k}", remedy)
+    if not shared.any():  # it counts by its sum
+        return NoiseKeys(own)
     of_round = purpose_key(key, Purpose.SHARED_NOISE, round_index, apart=True)
     keys, stds = keys_of_pairs(of_round, shared, max_steps)
     stds = jnp.asarray(stds, jnp.float32) * jnp.asarray(noise.noise_scale, jnp.float32)

@@ -132,6 +132,11 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
     links = links or PLAIN_LINKS
 
     def check(task, clients, *, holds_parts=False):
+        noise = clients.noise
+        if noise is not None and noise.distribution == "summed_gaussian" and (holds_parts or not links.is_plain):
+            requirement = "must reach the server in one sum of whole updates, which no link loses or rounds"
+            found, remedy = "got noise of sums", "Pass jaxfl.shared_gaussian, or leave links and parts out."
+            raise ArgumentError("noise", requirement, found, remedy)
         if updates is not None:
             if holds_parts:
                 require_own_noise("clients hold parts of the model", noise=updates.noise.distribution)

@@ -69,9 +69,6 @@ _SETTING = (
 )
 
 
-KEYS = "the server sees every update, holds no seed, and the nodes are the active clients of a round"
-
-
 class ClientRelease(NamedTuple):
     """Releases of one client: T local iterations of DP-SGD, and estimates."""
 
@@ -279,8 +276,8 @@ def _words(clients: Sequence[Spent], spent: Spent, bound: str, relation: str, _e
         each += " at the worst client; others have noise of their own"
     return {
         "gradients": clipped if all(one.release.clip_norm is not None for one in clients) else None,
-        "observer": "the server and all other clients" if secrets is None else f"the server and {secrets.observer}",
-        "setting": _SETTING if secrets is None else (secrets.setting, KEYS, *_SETTING[1:]),
+        "observer": "the server and all other clients" if secrets is None else secrets.with_server[0],
+        "setting": _SETTING if secrets is None else (*secrets.with_server[1], *_SETTING[1:]),
         "notes": _notes(clients, spent, bound, relation),
         "mechanism": f"{spent.num_iterations} local iterations, {each}",
     }

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 from jaxfl.core import check
 from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Account, Bound, Claim, Family
-from jaxfl.privacy.clients.accounting import KEYS
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
 from jaxfl.privacy.shared import Secrets
 from jaxfl.privacy.statements import drawn
@@ -151,7 +150,8 @@ def _words(_all: Sequence[Spent], spent: Spent, _bound: str, _relation: str, _ep
     mechanism = f"{spent.num_rounds} rounds, {each}"
     observer, setting, secrets = "all other clients, but not the server", _SETTING, release.secrets
     if secrets is not None:
-        observer, setting = f"the server and {secrets.observer}", (secrets.setting, KEYS, _SETTING[-1])
+        observer, known = secrets.with_server
+        setting = (*known, _SETTING[-1])
     words = {"gradients": clipped, "setting": setting, "observer": observer}
     return {**words, "node_epsilons": (), "mechanism": mechanism}
 

@@ -125,3 +125,68 @@ def test_keys_of_pairs_count_in_the_first_round_only():
             learner = build(task, graph=graph, gradient=gradient, noise=noise, step_size=0.1)
             of_graph.append(learner.round(KEY, learner.init(KEY, data), data)[1].bits_received)
         np.testing.assert_array_equal(of_graph[0] - of_graph[1], 512.0)
+
+
+def of_sum(colluding=1, max_steps=1, **options):
+    noise = jaxfl.summed_gaussian(NOISE, num_clients=ACTIVE, colluding=colluding)
+    rule = {"optimizer": optax.sgd(RATE), "sampler": poisson, "clip_norm": 1.0, "weighting": "uniform"}
+    return jaxfl.local_steps(max_steps, batch_size=4, **{"noise": noise, **rule, **options})
+
+
+@pytest.mark.parametrize("colluding", [0, 1, 3])
+def test_what_other_clients_add_to_a_sum_is_the_effective_noise(colluding):
+    """The mean of all: of the m - A whose noise a server of sums does not know, the sum has the effective noise."""
+    learner = jaxfl.fed_avg(TASK, clients=of_sum(colluding), num_active=ACTIVE)
+    state, info = jax.jit(learner.round)(KEY, learner.init(KEY, DATA), DATA)
+    expected = RATE * NOISE * np.sqrt(ACTIVE / (ACTIVE - colluding)) / ACTIVE
+    assert abs(float(state.params.std()) / expected - 1) < 5 / np.sqrt(2 * WIDTH)
+    (stated, *_) = privacy.statements(learner, DATA, 20, dp_delta=1e-5)
+    own = jaxfl.fed_avg(TASK, clients=of_sum(noise=jaxfl.gaussian(NOISE)), num_active=ACTIVE)
+    assert stated.dp_epsilon == privacy.statements(own, DATA, 20, dp_delta=1e-5)[0].dp_epsilon
+    assert stated.observer.startswith("a server that sees sums only and")
+    assert any("secure aggregation" in one for one in stated.assumptions)
+    assert float(info.bits_sent.max()) > float(info.bits_received.max()) - 1 > 256 * (CLIENTS - 1)  # keys of masks
+
+
+def test_a_whole_update_counts_by_its_sum_after_any_number_of_local_steps():
+    noise = jaxfl.summed_gaussian(NOISE, num_clients=CLIENTS)
+    steps = jaxfl.local_steps(STEPS, batch_size=4, optimizer=optax.sgd(RATE), weighting="uniform")
+    updates = jaxfl.uplink(updates=jaxfl.private_updates(clip_norm=1.0, noise=noise))
+    learner = jaxfl.fed_avg(TASK, clients=steps, num_active=CLIENTS, uplink=updates)
+    state, _ = jax.jit(learner.round)(KEY, learner.init(KEY, DATA), DATA)
+    expected = NOISE * np.sqrt(CLIENTS / (CLIENTS - 1)) / CLIENTS
+    assert abs(float(state.params.std()) / expected - 1) < 5 / np.sqrt(2 * WIDTH)
+    (stated,) = privacy.statements(learner, DATA, 20, dp_delta=1e-5)
+    assert stated.observer == "a server that sees sums only and any one other node"
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: of_sum(max_steps=2), "max_steps"),
+        (lambda: of_sum(weighting="data"), "weighting"),
+        (lambda: of_sum(optimizer=optax.adam(0.1)), "optimizer"),
+        (lambda: jaxfl.summed_gaussian(NOISE, num_clients=1), "num_clients"),
+        (lambda: jaxfl.summed_gaussian(NOISE, num_clients=5, colluding=5), "colluding"),
+        (lambda: jaxfl.summed_gaussian(jnp.ones(5), num_clients=5), "noise_std"),
+        (lambda: jaxfl.summed_gaussian(-1.0, num_clients=5), "noise_std"),
+        (
+            lambda: jaxfl.fed_avg(
+                TASK, clients=of_sum(), num_active=ACTIVE, uplink=jaxfl.uplink(links=jaxfl.links(0.5))
+            ),
+            "noise",
+        ),
+        (lambda: jaxfl.partial_averaging(TASK, clients=of_sum(), synchronized=()), "noise"),
+        (lambda: started(of_sum(), CLIENTS), "num_active"),
+        (
+            lambda: jaxfl.push_sum(
+                TASK, graph=jaxfl.graphs.ring(5), step_size=0.1, noise=jaxfl.summed_gaussian(NOISE, num_clients=5)
+            ),
+            "noise",
+        ),
+    ],
+)
+def test_what_is_no_sum_of_one_noisy_vector_is_refused(make, argument):
+    with pytest.raises(ArgumentError) as problem:
+        make()
+    assert problem.value.argument == argument

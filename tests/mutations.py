@@ -101,10 +101,10 @@ jaxfl/privacy/shared_ratio.py: matrices[(k * num_mixings + m) % graph.period] =>
 jaxfl/privacy/shared.py: return float((own / worth.noise).max()), => return float((own / worth.noise).min()),
 jaxfl/privacy/shared_noise.py: np.diag(squares.sum(axis=1)) - squares => np.diag(squares.sum(axis=1)) + squares
 jaxfl/privacy/shared_noise.py: vectors * np.sqrt(np.maximum(values, 0)) => vectors * np.maximum(values, 0)
-jaxfl/privacy/shared_noise.py: share, _normal(key, params, Purpose.SHARED_NOISE) => share, _normal(key, params, Purpose.NOISE)
+jaxfl/privacy/shared_noise.py: share, _normal(key, params, Purpose.SHARED_NOISE) => share, params
 jaxfl/privacy/shared_noise.py: "shared_gaussian", noise_std, draw => "shared_gaussian", factor * noise_std, draw
 jaxfl/privacy/shared_grid_noise.py: signs[chunk, second, place] = 1, -1 => signs[chunk, second, place] = 1, 1
-jaxfl/privacy/shared_grid_noise.py: grid_bits + round(math.log2(ratio)), float => grid_bits - round(math.log2(ratio)), float
+jaxfl/privacy/shared_grid_noise.py: grid_bits + round(math.log2(ratio)) => grid_bits - round(math.log2(ratio))
 [tests/algorithms/clients/test_shared_noise.py]
 jaxfl/algorithms/clients/shared_noise.py: round_index, apart=True => 0, apart=True
 jaxfl/algorithms/clients/shared_noise.py: * np.sign(partners - own) => * np.sign(partners + 1)

@@ -343,7 +343,8 @@ def check_config(config: Configuration) -> None:
     if budget.bound == "proven" and budget.neighboring_relation == "as_published":
         remedy = "Pass zero_out or replace_one."
         raise ArgumentError("neighboring_relation", "must name one for the proven bound", "got as_published", remedy)
-    config.trust.check(config.clients.nodes, config.learning.method, on_grid=budget.grid is not None)
+    method, success = config.learning.method, config.topology.success
+    config.trust.check(config.clients.nodes, method, success, on_grid=budget.grid is not None)
     for name in ("node_epsilons", "node_noise"):
         if getattr(budget, name):
             check.per_node(config.clients.nodes, **{name: getattr(budget, name)})

@@ -62,13 +62,16 @@ class Trust:
         options = {"key_graph": keys.key_graph, "ratio": keys.ratio, "colluding": self.colluding}
         return partial(privacy.shared_gaussian, **options, grid_bits=grid_bits)
 
-    def check(self, num_nodes: int, method: str, *, on_grid: bool) -> None:
+    def check(self, num_nodes: int, method: str, success: float, *, on_grid: bool) -> None:
         """Refuse pairs where they bring nothing."""
         if self.trust == "everyone":
             return
         if method == "A(DP)2SGD":
             requirement = "must be everyone with A(DP)2SGD, where one node acts at a time: shared parts do not cancel"
             raise ArgumentError("trust", requirement, "got pairs", "Leave it out.")
+        if method == "DP2-SGD" and success < 1:
+            requirement = "must be 1 with DP2-SGD and pairs: its losses change the sum, in which shared parts cancel"
+            raise ArgumentError("success", requirement, f"got {success:g}", "Leave it out, or pass --method PrivSGP.")
         check_colluding(num_nodes, self.colluding)
         if not isinstance(self.shared_ratio, str):
             check_ratio(shared_ratio=self.shared_ratio)

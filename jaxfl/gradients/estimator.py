@@ -149,7 +149,7 @@ def mini_batch(
         return statistics
 
     def draw(key, round_index, data):
-        return draw_batch(scheme, key, round_index, data.sizes)
+        return draw_batch(scheme, key, round_index, data.sizes, data.max_size)
 
     def train(task, params, state, data, draws: KeyedDraws):
         batch, keys = draws

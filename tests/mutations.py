@@ -60,7 +60,7 @@ jaxfl/gradients/per_example.py: above = norms > clip_norm => above = norms > 2 *
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and dense and poisson']
 jaxfl/gradients/saga.py: mask.astype(dtype) / scheme.batch_size => mask.astype(dtype) / mask.sum().astype(dtype).clip(1)
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and factored and fixed']
-jaxfl/gradients/saga.py: scale = scheme.batch_size / count.astype(dtype) => scale = 1 / count.astype(dtype)
+jaxfl/gradients/saga.py: scale(scheme.batch_size / counts.astype(dtype), difference) => scale(1 / counts.astype(dtype), difference)
 [tests/gradients/test_samplers.py]
 jaxfl/gradients/samplers.py: geometric.astype(jnp.int32) + 1) - 1 => geometric.astype(jnp.int32) + 1)
 [tests/gradients/test_zero_order_estimates.py]

@@ -25,6 +25,7 @@ from jaxfl.core.info import Count, Discarded, Fatal
 from jaxfl.core.tasks import check_sample_losses, check_task, of_samples
 from jaxfl.core.tree import norm, number_type, replicate
 from jaxfl.gradients import per_example
+from jaxfl.gradients.microbatches import over_used_slots
 from jaxfl.gradients.per_example import DISCARDED
 from jaxfl.gradients.samplers import BATCH_OVERFLOW, Batch, Sampler, check_counts, draw_batch, fixed, uniform
 
@@ -148,7 +149,7 @@ def mini_batch(
         return statistics
 
     def draw(key, round_index, data):
-        return draw_batch(scheme, key, round_index, data.sizes)
+        return draw_batch(scheme, key, round_index, data.sizes, data.max_size)
 
     def train(task, params, state, data, draws: KeyedDraws):
         batch, keys = draws
@@ -185,8 +186,10 @@ def mini_batch(
             )
             return total.gradient, batch_sums(total, weights, mask)
 
-        inputs, labels = gather(data, draws.indices)
-        gradient, sums = over_nodes(one_node, task.node_loop)(params, inputs, labels, draws.mask)
+        def of_slots(indices, mask):
+            return over_nodes(one_node, task.node_loop)(params, *gather(data, indices), mask), ()
+
+        (gradient, sums), _ = over_used_slots(of_slots, draws.indices, draws.mask, scheme.batch_size)
         return gradient, state, batch_info(gradient, sums, draws)
 
     sampling = Sampling("mini_batch", scheme.name, scheme.batch_size, clip_norm)

@@ -32,9 +32,10 @@ from jaxfl.core.algorithm import constructor
 from jaxfl.core.devices import on_shares, varying_like
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.tasks import check_sample_losses, check_task
-from jaxfl.core.tree import add_exactly, number_type
+from jaxfl.core.tree import add_exactly, number_type, scale
 from jaxfl.gradients import memory, per_example
 from jaxfl.gradients.estimator import GradientEstimator, Sampling, batch_info, batch_sums, gather
+from jaxfl.gradients.microbatches import over_used_slots
 from jaxfl.gradients.samplers import Batch, Sampler, check_counts, draw_batch, first_occurrence, uniform
 from jaxfl.gradients.stores import Store, decode, encode, make_store
 
@@ -153,38 +154,39 @@ def saga(
         store = make_store(task, params, data, table=table, entry_size=samples, **clipping)
         batch, dtype = draws.batch, number_type(params)
         counts = _entry_counts(data, samples)
-        inputs, labels, weights = _entry_samples(data, counts, batch.indices, batch.mask, samples, dtype)
         # A repeated entry has one gradient, so the mean of the table may count its change only once.
         repeats = scheme.may_repeat and batch.mask.shape[1] > 1
         counts_change = first_occurrence(batch) if repeats else batch.mask
         exact = storage != "bfloat16" and not repeats
         misses = jnp.sum((state.row_indices != batch.indices) & batch.mask, axis=1, dtype=jnp.int32)
 
-        def one_node(
-            node_params, node_inputs, node_labels, node_weights, old, mask, change, count, mean, rounding, num_misses
-        ):
+        def one_node(node_params, node_inputs, node_labels, node_weights, old, mask, change, count, num_misses):
             new = store.compute(node_params, node_inputs, node_labels, node_weights)
-            rounded_rows = decode(encode(new.rows, storage), storage)
             share = mask.astype(dtype) / scheme.batch_size
             old = jnp.where(num_misses > 0, jnp.nan, decode(old, storage))
             difference = store.difference(new.sample_inputs, new.rows, old, share)
-            gradient = jax.tree.map(jnp.add, difference, mean)
-            if exact:
-                scale = scheme.batch_size / count.astype(dtype)
-                drift = jax.tree.map(lambda leaf: scale * leaf, difference)
-            else:
-                shift = change.astype(dtype) / count.astype(dtype)
-                drift = store.difference(new.sample_inputs, rounded_rows, old, shift)
-            if rounding is None:
-                mean = jax.tree.map(jnp.add, mean, drift)
-            else:
-                mean, rounding = add_exactly(mean, rounding, drift)
-            return gradient, mean, rounding, encode(new.rows, storage), batch_sums(new, share, mask)
+            drift = None  # a multiple of the difference
+            if not exact:
+                stored = decode(encode(new.rows, storage), storage)
+                drift = store.difference(new.sample_inputs, stored, old, change.astype(dtype) / count.astype(dtype))
+            evaluations = jnp.sum(node_weights > 0, dtype=jnp.int32)
+            return (difference, drift, batch_sums(new, share, mask), evaluations), encode(new.rows, storage)
 
-        old_means = state.table_mean, state.mean_rounding
-        gradient, mean, rounding, new_rows, sums = over_nodes(one_node, task.node_loop)(
-            params, inputs, labels, weights, state.rows, batch.mask, counts_change, counts, *old_means, misses
-        )
+        def of_slots(slots, mask):
+            entries, change, old = slots
+            inputs, labels, weights = _entry_samples(data, counts, entries, mask, samples, dtype)
+            over = over_nodes(one_node, task.node_loop)
+            return over(params, inputs, labels, weights, old, mask, change, counts, misses)
+
+        slots = batch.indices, counts_change, state.rows
+        sums, new_rows = over_used_slots(of_slots, slots, batch.mask, scheme.batch_size)
+        difference, drift, measured, evaluations = sums
+        gradient = jax.tree.map(jnp.add, difference, state.table_mean)
+        drift = scale(scheme.batch_size / counts.astype(dtype), difference) if exact else drift
+        if state.mean_rounding is None:
+            mean, rounding = jax.tree.map(jnp.add, state.table_mean, drift), None
+        else:
+            mean, rounding = add_exactly(state.table_mean, state.mean_rounding, drift)
         new_table = _write(state.table, batch, new_rows)
         if rounding is None:
             period = _REFRESH_EVERY if isinstance(refresh_every, str) else refresh_every
@@ -195,8 +197,7 @@ def saga(
                 new_table,
                 mean,
             )
-        evaluations = jnp.sum(weights > 0, axis=1, dtype=jnp.int32)
-        info = batch_info(gradient, sums, batch, gradient_evaluations=evaluations, **{PREFETCH_MISSES: misses})
+        info = batch_info(gradient, measured, batch, gradient_evaluations=evaluations, **{PREFETCH_MISSES: misses})
         new_state = SagaState(
             table=new_table,
             table_mean=mean,

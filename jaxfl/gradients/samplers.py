@@ -182,7 +182,7 @@ def poisson_capacity(batch_size: int, num_draws: int, failure_probability: float
     return too_few + 1 + bisect.bisect_left(range(too_few + 1, too_few + step + 1), True, key=is_enough)
 
 
-def draw_batch(sampler: Sampler, key: Key, round_index: Array, counts: Array) -> Batch:
+def draw_batch(sampler: Sampler, key: Key, round_index: Array, counts: Array, max_count: int | None = None) -> Batch:
     """The batch of every node in one round.
 
     Args:
@@ -190,9 +190,17 @@ def draw_batch(sampler: Sampler, key: Key, round_index: Array, counts: Array) ->
         key: base key of the run.
         round_index: (), int32.
         counts: (n,), int32, entries of each node.
+        max_count: the largest of the counts, where it is static.
+
+    Guarantees:
+        - a fixed batch of all entries has them in their order, and draws nothing.
     """
-    keys = node_keys(purpose_key(key, Purpose.BATCH, round_index), counts.shape[0])
-    indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, counts)
+    if sampler.name == "fixed" and sampler.batch_size == max_count:
+        indices = jnp.broadcast_to(jnp.arange(max_count, dtype=jnp.int32), (counts.shape[0], max_count))
+        mask, overflow = jnp.ones(indices.shape, bool), jnp.zeros_like(counts)
+    else:
+        keys = node_keys(purpose_key(key, Purpose.BATCH, round_index), counts.shape[0])
+        indices, mask, overflow = jax.vmap(sampler.draw_node)(keys, counts)
     if sampler.name != "uniform":
         # Count a batch larger than the node's data, which `check_counts` could not see where sizes are traced.
         overflow = overflow + jnp.maximum(sampler.batch_size - counts, 0)

@@ -215,17 +215,17 @@ def test_by_default_the_mean_is_refreshed_on_a_cpu_and_carries_its_rounding_else
         assert ("cond[" in program) != carries, "its host would wait for the branch"
 
 
+@pytest.mark.parametrize("sampler", [None, gradients.poisson(2)], ids=["one entry", "poisson"])
 @pytest.mark.parametrize("storage", ["float32", "bfloat16"])
-def test_no_copy_of_the_table_in_a_round(storage):
+def test_no_copy_of_the_table_in_a_round(storage, sampler):
     """Rounds in a loop need temporaries far below the table's size, so the table is written in place."""
     count, nodes = 2000, 4
     task = classification(mlp((64, 32, 10)))
     images = np.zeros((count * nodes, 64), np.float32)
     parts = list(np.arange(count * nodes).reshape(nodes, count))
     data = jaxfl.federate(images, np.zeros(count * nodes, np.int32), parts)
-    learner = jaxfl.push_sum(
-        task, graph=graphs.exponential(nodes), gradient=gradients.saga(storage=storage), step_size=0.1
-    )
+    gradient = gradients.saga(storage=storage, sampler=sampler)
+    learner = jaxfl.push_sum(task, graph=graphs.exponential(nodes), gradient=gradient, step_size=0.1)
     state = jax.eval_shape(learner.init, jax.random.key(0), data)
 
     def rounds(key, state, data):

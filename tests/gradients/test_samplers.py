@@ -193,3 +193,16 @@ def test_first_occurrence_counts_an_entry_once():
         overflow=jnp.zeros(2, jnp.int32),
     )
     assert first_occurrence(batch).tolist() == [[True, False, True, False], [False, True, True, False]]
+
+
+def test_a_fixed_batch_of_all_entries_has_them_in_their_order():
+    counts = jnp.full(3, 4, jnp.int32)
+    batch = draw_batch(fixed(4), jax.random.key(0), jnp.int32(0), counts, 4)
+    np.testing.assert_array_equal(batch.indices, np.tile(np.arange(4), (3, 1)))
+    assert batch.mask.all()
+    assert not batch.overflow.any()
+    drawn = draw_batch(fixed(4), jax.random.key(0), jnp.int32(0), counts)
+    np.testing.assert_array_equal(np.sort(drawn.indices), batch.indices)
+    smaller = draw_batch(fixed(4), jax.random.key(0), jnp.int32(0), jnp.array([4, 3], jnp.int32), 4)
+    assert smaller.overflow.tolist() == [0, 1]
+    assert smaller.mask.sum(axis=1).tolist() == [4, 3]

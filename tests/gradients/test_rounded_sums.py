@@ -8,7 +8,7 @@ import pytest
 import jaxfl
 from jaxfl import gradients
 from jaxfl.algorithms.clients.bound_constants import Aggregation, Constants, ConstantsDraws, private_constants
-from jaxfl.algorithms.clients.steps import Step, over_used_slots
+from jaxfl.algorithms.clients.steps import Step, over_used_groups
 from jaxfl.gradients import per_example
 from jaxfl.gradients.microbatches import BLOCK, in_blocks, pairwise_sum
 from jaxfl.gradients.stores import make_store
@@ -50,7 +50,7 @@ def summed(kind, values):
             return per_example.weighted_sum(LINEAR, jnp.zeros(1), inputs, labels, weights, clip_norm=1.0).gradient, ()
 
         step = Step(data.indices[0], jnp.ones(len(values), bool), dropout_key=None, noise=None)
-        return jax.jit(lambda step: over_used_slots(sums, step)[0])(step)
+        return jax.jit(lambda step: over_used_groups(sums, step)[0])(step)
     if kind == "estimates":  # xi without noise, of a client that all others equal: the norm of its mean gradient
         constants = private_constants(None, clip_norm=1.0, loss_bound=1.0, noise_multiplier=1.0)
         one, zeros = jnp.ones(1), jnp.zeros((1, 1))

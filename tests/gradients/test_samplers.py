@@ -127,7 +127,7 @@ def test_poisson_overflow_is_reported_not_hidden(of_three, monkeypatch):
 
 def test_poisson_capacity_bounds_the_tail():
     for size in (1, 5, 32, 128):
-        capacity = poisson_capacity(size, 10**6)
+        capacity = poisson_capacity(size, 10**6, 1e-9)
         assert scipy.stats.poisson.sf(capacity, size) * 10**6 < 1e-9
         for count in (2 * size, 10 * size, 1000 * size):
             assert scipy.stats.binom.sf(capacity, count, size / count) * 10**6 < 1e-9
@@ -140,12 +140,12 @@ def test_poisson_capacity_is_the_first_that_is_enough():
         for num_draws in (1, 50, 10**4, 10**7, 10**12, 2**62):
             capacities = np.arange(size, size + 3000)
             first = capacities[scipy.stats.poisson.sf(capacities, size) * num_draws < 1e-9][0]
-            assert poisson_capacity(size, num_draws) == first
+            assert poisson_capacity(size, num_draws, 1e-9) == first
 
 
 def test_poisson_capacity_of_a_huge_batch_takes_no_time():
     began = time.process_time()
-    assert 2**31 < poisson_capacity(2**31, 10**7) < 1.001 * 2**31
+    assert 2**31 < poisson_capacity(2**31, 10**7, 1e-9) < 1.001 * 2**31
     assert time.process_time() - began < 5
 
 

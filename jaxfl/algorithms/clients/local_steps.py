@@ -30,7 +30,7 @@ from jaxfl.algorithms.clients.steps import (
     batch_loss,
     by_backward,
     masked_mean,
-    over_used_slots,
+    over_used_groups,
     samples_of,
 )
 from jaxfl.core import (
@@ -300,7 +300,7 @@ def local_steps(
             return total.gradient, batch_sums(total, weights, step.mask)
 
         def private(params, model_state, step):
-            gradient, info = over_used_slots(partial(sums, params), step) if skips else sums(params, step)
+            gradient, info = over_used_groups(partial(sums, params), step) if skips else sums(params, step)
             noise_draw = None if step.noise is None else step.noise.draw(own_part(mechanism), gradient)  # pyright: ignore
             return StepGradient(released(mechanism, gradient, noise_draw), model_state, info)
 

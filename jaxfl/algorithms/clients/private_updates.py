@@ -132,7 +132,7 @@ def private_updates(*, clip_norm: float | Array, noise: NoiseMechanism, num_roun
         noise: on the sum of clipped updates, of one scale: `jaxfl.gaussian(z * clip_norm)` for noise multiplier z,
             which the server adds. `jaxfl.shared_gaussian(z * clip_norm, ...)` is noise of the clients: all of them
             take part in each round, and the server may see every update.
-        num_rounds: rounds of the run; with probability 1 - 1e-9 the slots for active clients suffice in all of them.
+        num_rounds: rounds of the run; the slots for active clients suffice in all of them, as `poisson` says.
 
     Raises:
         ArgumentError: a number out of range, or noise of several scales or on a grid.

@@ -152,7 +152,7 @@ def batch_loss(task: Task, data: FederatedData, mean: Callable[[Array, Array], A
     return step_loss
 
 
-def over_used_slots(sums: Callable[[Step], tuple[PyTree, PyTree]], step: Step) -> tuple[PyTree, PyTree]:
+def over_used_groups(sums: Callable[[Step], tuple[PyTree, PyTree]], step: Step) -> tuple[PyTree, PyTree]:
     """Sums over the slots of a step, group by group, as far as there are samples.
 
     Args:

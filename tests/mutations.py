@@ -31,6 +31,10 @@ jaxfl/core/check.py: np.isfinite(x) & (x > 0) => np.isfinite(x) & (x >= 0)
 jaxfl/core/tasks.py: jnp.where(labels < 0, logits.shape[-1], labels) => labels
 [tests/core/test_threefry.py]
 jaxfl/core/threefry.py: np.uint32(group + 1) => np.uint32(group)
+[tests/core/test_normals.py]
+jaxfl/core/normals.py: np.int32(126) - => np.int32(125) -
+jaxfl/core/normals.py: (low << np.uint32(2)) | np.uint32(2) => low << np.uint32(2)
+jaxfl/core/normals.py: _SPACE = 1 => _SPACE = 0
 [tests/graphs/test_topologies.py]
 jaxfl/graphs/weights.py: np.maximum(count[receiver], count[sender]) => count[receiver]
 jaxfl/graphs/weights.py: 1 / count[sender] => 1 / count[receiver]
@@ -66,7 +70,7 @@ jaxfl/gradients/samplers.py: geometric.astype(jnp.int32) + 1) - 1 => geometric.a
 [tests/gradients/test_zero_order_estimates.py]
 jaxfl/gradients/zero_order.py: (size(node_params) / (2 * num_directions)) => (size(node_params) / num_directions)
 [tests/privacy/test_mechanisms.py]
-jaxfl/privacy/mechanisms.py: noise_scale, jax.random.laplace, laplace => noise_scale, jax.random.normal, laplace
+jaxfl/privacy/mechanisms.py: _of_jax(jax.random.laplace), laplace => _of_jax(jax.random.normal), laplace
 [tests/privacy/gossip/test_sensitivity.py]
 jaxfl/privacy/gossip/proven.py: abs(share - 1 / release.num_entries) => share
 [tests/privacy/test_selection.py]

@@ -54,7 +54,7 @@ def normals(key: Array, size: int) -> Array:
         - the same bits by itself, in a compiled program and vmapped.
 
     Examples:
-        >>> numbers = normals(jax.random.key(0), 10_001)
+        >>> numbers = normals(jax.random.key(0), 100_001)
         >>> round(float(numbers.mean()), 1), round(float(numbers.std()), 2)
         (0.0, 1.0)
     """

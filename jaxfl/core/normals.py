@@ -51,7 +51,7 @@ def normals(key: Array, size: int) -> Array:
     Guarantees:
         - number k depends on the key and k only.
         - independent of all numbers that `jax.random` draws from the key.
-        - the same bits by itself, in a compiled program and vmapped.
+        - on a CPU the same bits by itself, in a compiled program and vmapped.
 
     Examples:
         >>> numbers = normals(jax.random.key(0), 100_001)
@@ -69,12 +69,12 @@ def normals(key: Array, size: int) -> Array:
 def _normals(words: Array, size: int) -> Array:
     count = -(-size // 2)
     if is_cpu():
-        # A kernel has one result on a CPU, and each number would make its pair anew. A branch of its own keeps the
-        # pairs in memory, as complex numbers, which are read as they lie. XLA must not see that it is always taken.
-        # The predicate has no axis of lanes: vmap would compute both branches, in the kernels of whoever takes them.
+        # A kernel has one result on a CPU, and each number would make its pair anew. A branch keeps pairs in memory, as
+        # complex numbers, if XLA cannot see that it is always taken. Its predicate has no axis of lanes, for which vmap
+        # would compute both branches, and in the kernels of whoever takes the numbers.
         always = jax.lax.optimization_barrier(jnp.array(True))
-        unused = lambda words: jnp.full(count, words[0].astype(jnp.complex64))  # noqa: E731
-        pairs = jax.lax.cond(always, functools.partial(_pairs, count=count), unused, words)
+        made = functools.partial(_pairs, count=count)
+        pairs = jax.lax.cond(always, made, lambda words: jnp.full(count, words[0].astype(jnp.complex64)), words)
     else:
         pairs = _pairs(words, count)
     twice = jnp.repeat(pairs, 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -117,7 +117,7 @@ def released(noise: NoiseMechanism, values: PyTree, drawn: PyTree | None) -> PyT
     return values if drawn is None else noise.release(values, drawn)
 
 
-def gaussian(noise_std: float | Array, generator: Literal["pairs", "inverse"] = "pairs") -> NoiseMechanism:
+def gaussian(noise_std: float | Array, generator: str = "pairs") -> NoiseMechanism:
     """Independent Normal(0, noise_std^2) on every coordinate. Without a clip norm beside it it protects nothing.
 
     Args:

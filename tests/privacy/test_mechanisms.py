@@ -53,6 +53,7 @@ def test_noise_of_a_node_does_not_depend_on_the_number_of_nodes():
 def test_the_inverse_generator_draws_as_jax_random_does():
     """The numbers of earlier versions, with another scale as well."""
     noise = jaxfl.gaussian(1.0, generator="inverse")
+    assert noise.rescaled is not None
     for mechanism, scale in ((noise, 1.0), (noise.rescaled(jnp.float32(2.0)), 2.0)):
         drawn = mechanism.draw(jax.random.key(0), {"a": jnp.zeros((3, 10))})["a"]
         expected = [jax.random.normal(jax.random.fold_in(jax.random.key(0), node), (10,)) for node in range(3)]

@@ -31,6 +31,10 @@ jaxfl/core/check.py: np.isfinite(x) & (x > 0) => np.isfinite(x) & (x >= 0)
 jaxfl/core/tasks.py: jnp.where(labels < 0, logits.shape[-1], labels) => labels
 [tests/core/test_threefry.py]
 jaxfl/core/threefry.py: np.uint32(group + 1) => np.uint32(group)
+[tests/core/test_normals.py]
+jaxfl/core/normals.py: np.int32(126) - => np.int32(125) -
+jaxfl/core/normals.py: (low << np.uint32(2)) | np.uint32(2) => low << np.uint32(2)
+jaxfl/core/normals.py: _SPACE = 1 => _SPACE = 0
 [tests/graphs/test_topologies.py]
 jaxfl/graphs/weights.py: np.maximum(count[receiver], count[sender]) => count[receiver]
 jaxfl/graphs/weights.py: 1 / count[sender] => 1 / count[receiver]
@@ -60,13 +64,13 @@ jaxfl/gradients/per_example.py: above = norms > clip_norm => above = norms > 2 *
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and dense and poisson']
 jaxfl/gradients/saga.py: mask.astype(dtype) / scheme.batch_size => mask.astype(dtype) / mask.sum().astype(dtype).clip(1)
 [tests/algorithms/test_references.py -m 'slow or not slow' -k 'push_sum and factored and fixed']
-jaxfl/gradients/saga.py: scale(scheme.batch_size / counts.astype(dtype), difference) => scale(1 / counts.astype(dtype), difference)
+jaxfl/gradients/saga.py: scale(scheme.batch_size / counts.astype(dtype) => scale(1 / counts.astype(dtype)
 [tests/gradients/test_samplers.py]
 jaxfl/gradients/samplers.py: geometric.astype(jnp.int32) + 1) - 1 => geometric.astype(jnp.int32) + 1)
 [tests/gradients/test_zero_order_estimates.py]
 jaxfl/gradients/zero_order.py: (size(node_params) / (2 * num_directions)) => (size(node_params) / num_directions)
 [tests/privacy/test_mechanisms.py]
-jaxfl/privacy/mechanisms.py: noise_scale, jax.random.laplace, laplace => noise_scale, jax.random.normal, laplace
+jaxfl/privacy/mechanisms.py: _of_jax(jax.random.laplace), laplace => _of_jax(jax.random.normal), laplace
 [tests/privacy/gossip/test_sensitivity.py]
 jaxfl/privacy/gossip/proven.py: abs(share - 1 / release.num_entries) => share
 [tests/privacy/test_selection.py]

@@ -88,24 +88,27 @@ def _hash(key: Array, high: Array, low: Array) -> tuple[Array, Array]:
     return high, low
 
 
-def _hashes(key: Array, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """Hash the positions in an array of this shape, in row-major order."""
+def hashes(key: Array, shape: tuple[int, ...], space: int = 0) -> tuple[Array, Array]:
+    """Hash the positions in an array of this shape, in row-major order, under a key's words (2,), uint32.
+
+    Numbers of another `space`, the counters' high word, are independent. `jax.random` has space 0.
+    """
     if math.prod(shape) > 2**32:
         remedy = "Draw it in parts, each with a key of its own."
         raise ArgumentError("shape", "must hold at most 2^32 random numbers", f"got {shape}", remedy)
     positions = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-    return _hash(key, jnp.zeros_like(positions), positions)
+    return _hash(key, jnp.full_like(positions, space), positions)
 
 
 def _bits(key: Array, bit_width: int, shape: tuple[int, ...]) -> Array:
-    high, low = _hashes(key, shape)
+    high, low = hashes(key, shape)
     if bit_width == 64:
         return (high.astype(jnp.uint64) << np.uint64(32)) | low.astype(jnp.uint64)
     return (high ^ low).astype(f"uint{bit_width}")
 
 
 def _split(key: Array, shape: tuple[int, ...]) -> Array:
-    return jnp.stack(_hashes(key, shape), axis=-1)
+    return jnp.stack(hashes(key, shape), axis=-1)
 
 
 def _fold_in(key: Array, data: int | Array) -> Array:

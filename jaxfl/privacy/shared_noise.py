@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core import ArgumentError, Array, Purpose, PyTree, check, purpose_key
+from jaxfl.core.normals import normals
 from jaxfl.core.tree import copied, scale
 from jaxfl.privacy.grid_noise import grid_gaussian
 from jaxfl.privacy.mechanisms import NoiseMechanism, add, gaussian, standard_noise
@@ -172,9 +173,7 @@ def views(covariance: np.ndarray | None) -> tuple[Callable[[Array], Array], Call
 
 def _normal(key: Array, params: PyTree, purpose: Purpose) -> PyTree:
     """Standard normal numbers like `params`. The round's key is folded only: never sampled from, nor by a node."""
-    return standard_noise(
-        purpose_key(key, purpose, 0), params, lambda node, size: jax.random.normal(node, (size,), jnp.float32)
-    )
+    return standard_noise(purpose_key(key, purpose, 0), params, normals)
 
 
 def _complete(own: np.ndarray, shared: np.ndarray):

@@ -35,7 +35,7 @@ FLOAT_SUM = (
 # The shares are those of tests/privacy/test_float_noise.py.
 FLOAT_NOISE = (
     f"{FLOAT_SUM}; batches and noise from the threefry pseudo-random generator, in float32, count as ideal, which"
-    " float32 is not: of one released vector of 20,000 numbers a neighboring state can give only 9 to 66 %, and the"
+    " float32 is not: of one released vector of 20,000 numbers a neighboring state can give only 9 to 95 %, and the"
     " true one all"
 )
 REMARKS = {

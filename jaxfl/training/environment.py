@@ -31,7 +31,8 @@ _BITS_DEPEND_ON = (
     "matmul_precision",
     "git_revision",
 )
-_DRAWS_DEPEND_ON = ("threefry_partitionable", "prng_impl")  # all random numbers depend on these
+# All random numbers depend on these, the last one on Gaussian noise only.
+_DRAWS_DEPEND_ON = ("threefry_partitionable", "prng_impl", "noise_generator")
 _VECTOR = re.compile(r"avx\w*|fma|f16c|amx\w*|sse4\w*|asimd\w*|sve\w*|bf16")  # of x86 and of ARM
 _CUDNN = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12")  # wheels that JAX's CUDA plugins load
 _DRIVER = Path("/proc/driver/nvidia/version")
@@ -65,6 +66,7 @@ def describe_environment() -> dict[str, Any]:
         "matmul_precision": settings.jax_default_matmul_precision,
         "threefry_partitionable": settings.jax_threefry_partitionable,
         "prng_impl": settings.jax_default_prng_impl,
+        "noise_generator": "pairs",  # the default of `jaxfl.gaussian`; absent before it was chosen
         "git_revision": git_revision(Path(__file__).parents[1]),
     }
 

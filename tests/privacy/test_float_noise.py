@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jaxfl
+from jaxfl.core.normals import _pair
 from jaxfl.privacy import grid_noise
 from jaxfl.privacy.dominating_pairs import gaussian_epsilon
 
@@ -48,6 +49,29 @@ def share_possible(released, values, noises):
     return possible.mean()
 
 
+def share_of_pairs_possible(released, values, std, num_pairs, num_angles):
+    """Share of the first released pairs that some words give at these values: all near the exact ones are tried."""
+    found, make_pairs = 0, jax.jit(_pair)
+    for place in range(0, 2 * num_pairs, 2):
+        mine, state = released[place : place + 2], values[place : place + 2]
+        x, y = (mine.astype(np.float64) - state) / std
+        reach = np.spacing(np.maximum(np.abs(mine), np.abs(state))).max() / std
+        radius = np.hypot(x, y)
+        # Radii half a float apart, as exp(-radius^2 / 2) = (high + 1 / 2) 2^-32.
+        radii = radius + (1.5 * reach + 4e-7 * radius) * np.linspace(-1, 1, 48)
+        high = np.rint(np.exp(-(radii**2) / 2) * 2.0**32 - 0.5).clip(0, 2**32 - 1)
+        is_swapped = abs(x) < abs(y)
+        sine, cosine = (x, y) if is_swapped else (y, x)
+        angle = np.arctan2(np.copysign(1, cosine) * sine, abs(cosine))
+        steps = np.floor(angle / (np.pi / 2) * 2**30) + np.arange(-num_angles, num_angles)
+        low = steps.clip(-(2**29), 2**29 - 1) % 2**30 + 2.0**30 * is_swapped + 2.0**31 * (cosine < 0)
+        words = np.repeat(high, len(low)).astype(np.uint32), np.tile(low, len(high)).astype(np.uint32)
+        pairs = map(np.asarray, make_pairs(*words))
+        sums = [value + np.float32(std) * number for value, number in zip(state, pairs, strict=True)]
+        found += ((sums[0] == mine[0]) & (sums[1] == mine[1])).any()
+    return found / num_pairs
+
+
 def neighbors(rng, size, order):
     """Two states whose difference has norm 1."""
     values, change = (size * rng.normal(size=D)).astype(np.float32), rng.normal(size=D)
@@ -57,9 +81,9 @@ def neighbors(rng, size, order):
 @pytest.mark.parametrize(
     ("noise", "size", "share"),
     [
-        (jaxfl.gaussian(GAUSSIAN_STD), 0.1, 0.12),
+        (jaxfl.gaussian(GAUSSIAN_STD, generator="inverse"), 0.1, 0.12),
         (jaxfl.laplace(LAPLACE_SCALE), 0.1, 0.09),
-        (jaxfl.gaussian(GAUSSIAN_STD), 6.5 * GAUSSIAN_STD, 0.66),
+        (jaxfl.gaussian(GAUSSIAN_STD, generator="inverse"), 6.5 * GAUSSIAN_STD, 0.66),
         (jaxfl.laplace(LAPLACE_SCALE), 6.0 * LAPLACE_SCALE, 0.58),
     ],
 )
@@ -71,6 +95,21 @@ def test_float_noise_tells_neighboring_states_apart(noise, size, share, standard
     noises = np.float32(noise.noise_scale) * standard[noise.distribution]
     assert share_possible(released, values, noises) == 1
     assert share_possible(released, other, noises) == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "num_pairs", "num_angles"), [(0.1, 0.63, 500, 300), (6.5 * GAUSSIAN_STD, 0.95, 100, 3000)]
+)
+def test_pairs_of_float_noise_do_as_well(size, share, num_pairs, num_angles):
+    """Radii are floats: circles that are an ulp apart pass by some pairs of floats."""
+    values, other = neighbors(np.random.default_rng(0), size, 2)
+    noise, row = jaxfl.gaussian(GAUSSIAN_STD), jnp.asarray(values)[None]
+    released = np.asarray(noise.release(row, noise.draw(KEY, row)))[0]
+    true, neighboring = (
+        share_of_pairs_possible(released, state, GAUSSIAN_STD, num_pairs, num_angles) for state in (values, other)
+    )
+    assert true > 0.96, "1 where users run: the programs of tests round a few pairs otherwise than the sampler's"
+    assert neighboring == pytest.approx(share, abs=0.04)
 
 
 def test_the_noise_is_that_of_the_epsilon_that_is_named():

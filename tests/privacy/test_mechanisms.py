@@ -1,5 +1,7 @@
 """Noise: distribution, scale per node, keys."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,11 @@ def tree(nodes=3, size=40_000):
 @pytest.mark.statistical
 @pytest.mark.parametrize(
     ("make", "distribution"),
-    [(jaxfl.gaussian, lambda s: scipy.stats.norm(scale=s)), (jaxfl.laplace, lambda s: scipy.stats.laplace(scale=s))],
+    [
+        (jaxfl.gaussian, lambda s: scipy.stats.norm(scale=s)),
+        (partial(jaxfl.gaussian, generator="inverse"), lambda s: scipy.stats.norm(scale=s)),
+        (jaxfl.laplace, lambda s: scipy.stats.laplace(scale=s)),
+    ],
 )
 def test_every_coordinate_has_the_scale_of_its_node(make, distribution):
     scales = np.array([0.5, 1.0, 3.0], np.float32)
@@ -42,6 +48,16 @@ def test_noise_of_a_node_does_not_depend_on_the_number_of_nodes():
     draw = jaxfl.gaussian(1.0).draw
     few, many = draw(jax.random.key(0), tree(2, 100)), draw(jax.random.key(0), tree(5, 100))
     np.testing.assert_array_equal(few["a"], many["a"][:2])
+
+
+def test_the_inverse_generator_draws_as_jax_random_does():
+    """The numbers of earlier versions, with another scale as well."""
+    noise = jaxfl.gaussian(1.0, generator="inverse")
+    assert noise.rescaled is not None
+    for mechanism, scale in ((noise, 1.0), (noise.rescaled(jnp.float32(2.0)), 2.0)):
+        drawn = mechanism.draw(jax.random.key(0), {"a": jnp.zeros((3, 10))})["a"]
+        expected = [jax.random.normal(jax.random.fold_in(jax.random.key(0), node), (10,)) for node in range(3)]
+        np.testing.assert_array_equal(drawn, np.float32(scale) * np.stack(expected))
 
 
 def test_zero_scale_adds_exactly_zero():
@@ -75,6 +91,7 @@ test_refusals = refusals(
         # 0 and infinite in float32: they would state an epsilon for no noise.
         *((lambda scale=scale: jaxfl.gaussian(scale), "noise_std") for scale in (1e-46, 1e39)),
         *((lambda scale=scale: jaxfl.laplace(scale), "noise_scale") for scale in (1e-46, 1e39)),
+        (lambda: jaxfl.gaussian(1.0, generator="ziggurat"), "generator"),
         *((drawn_for_bfloat16(make), "params") for make in (jaxfl.gaussian, jaxfl.laplace)),
         (learned_in_bfloat16, "params"),
     ]

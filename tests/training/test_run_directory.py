@@ -116,6 +116,7 @@ def test_the_first_difference_in_the_order_given_is_named():
         ("num_processes", 2, "the last bits"),
         ("git_revision", "0" * 40, "the last bits"),
         ("threefry_partitionable", False, "all random numbers"),
+        ("noise_generator", None, "all random numbers"),  # as in a run of jaxfl 0.3
     ],
 )
 def test_another_environment_is_warned_of(name, value, what, tmp_path):

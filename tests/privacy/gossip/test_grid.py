@@ -127,6 +127,6 @@ def test_formulas_of_papers_know_no_grid_and_say_so(accountant, release):
     assert not any("knows no grid" in text for text in plain[0].assumptions)
     for before, after in zip(plain[1:], on_grid[1:], strict=True):
         assert (after.dp_epsilon or 0.0) > (before.dp_epsilon or math.inf)
-        assert any("9 to 66 %" in text for text in before.assumptions)
-        assert not any("9 to 66 %" in text for text in after.assumptions)
+        assert any("9 to 95 %" in text for text in before.assumptions)
+        assert not any("9 to 95 %" in text for text in after.assumptions)
         assert any("integers times the noise over 4096" in text for text in after.assumptions)

@@ -134,7 +134,7 @@ def test_a_pair_is_hashed_once_on_a_cpu(lanes):
     text = jax.jit(lambda keys, x: x + draw(keys)).lower(keys, jnp.zeros((*keys.shape, 1000))).compile().as_text()
     assert text is not None
     assert text.count("conditional(") == 1
-    pairs = "[500]" if lanes is None else f"[{lanes},500]"
+    pairs = "[2,250]" if lanes is None else f"[{lanes},2,250]"
     assert sum(f"u32{pairs}" in line and " xor(" in line for line in text.splitlines()) in range(20, 23)
 
 

@@ -23,6 +23,7 @@ from jaxfl.frame.options import ABSENT, flat, options, override, refuse_out_of_r
 from jaxfl.frame.own_files import fitted, of_own_file, of_sites
 from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
+from jaxfl.training.clock import Clock
 from jaxfl.training.run_directory import slug
 
 BASELINES = ("alone", "pooled", "curator", "without_noise")
@@ -147,6 +148,7 @@ class Request(NamedTuple):
     changes: Mapping[str, Any] = {}  # as given, without what varies
     cache: str = "default"  # value of --compilation-cache, for jobs
     search: Search | None = None  # a private selection
+    clock: Clock | None = None  # of the command
 
     @property
     def config(self) -> Any:

@@ -41,6 +41,7 @@ from jaxfl.core.platform import is_cpu
 from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
 from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
+from jaxfl.training.clock import Clock
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.final_params import write_params
 from jaxfl.training.hooks import Hook, evaluation_of
@@ -86,12 +87,14 @@ class Lockstep:
         stop: Stop,
         progress: ProgressReport,
         hook: Hook | None,
+        clock: Clock,
         *,
         raises: bool,
         final: Path | None,
     ):
         assert one.compiled is not None
-        self._hook, self._final = hook, final
+        clock.enter("first_states")
+        self._hook, self._final, self._clock = hook, final, clock
         self._pass, self._saves, self._stop, self._progress, self._raises = one, saves, stop, progress, raises
         self._directory = one.directory
         program, compiled, lanes = one.program, one.compiled, one.lanes
@@ -129,6 +132,7 @@ class Lockstep:
         checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
         with contextlib.closing(checkpoints) as self._checkpoints:
             self._go()
+            self._clock.enter("saving")
             self._checkpoints.wait()
         self._directory.finish(self.ends())
         return self.ends()
@@ -172,7 +176,7 @@ class Lockstep:
             whose = f"{name}, seed {seed}" + (f" and {len(self._records) - 1} more" if self._records[1:] else "")
             warnings.warn(f"no readable checkpoint of {whose}: beginning again.", stacklevel=5)
         self._directory.keep_lines()
-        self._round, self._state = 0, self._compiled.init(self._arguments, self._tables.data)
+        self._round, self._state = 0, jax.block_until_ready(self._compiled.init(self._arguments, self._tables.data))
         self._write_lines(self._records, self._evaluated())
 
     def _go_on(self, restored: Restored) -> None:
@@ -202,6 +206,7 @@ class Lockstep:
 
     def _dispatch(self) -> _Chunk:
         """Send off the next rounds of every lane, and the evaluation after them, without waiting."""
+        self._clock.enter("rounds")
         began, count = time.perf_counter(), self._length()
         self._state, buffers = self._compiled.rounds(self._arguments, self._state, self._tables.data, np.int32(count))
         self._round += count
@@ -224,6 +229,7 @@ class Lockstep:
 
     def _take(self, chunk: _Chunk) -> None:
         """Read a chunk's infos, write the lines after it, and end the lanes that end there."""
+        self._clock.enter("rounds")
         running = self._running()
         buffers, fatal = info_fields(jax.device_get(chunk.buffers)), chunk.buffers.fatal()
         seconds = time.perf_counter() - max(chunk.began, self._read)
@@ -282,6 +288,7 @@ class Lockstep:
     def _save(self) -> None:
         if self._round in self._checkpoints.rounds():
             return
+        self._clock.enter("saving")
         saved = [record.saved() for record in self._records]
         content = {
             "lanes": [own for own, _ in saved],
@@ -299,6 +306,7 @@ class Lockstep:
 
     def _end_all(self, ending: Sequence[tuple[LaneRecord, str, str | None]]) -> None:
         """Record lanes that end together; their parameters come in one call."""
+        self._clock.enter("saving")
         records = [record for record, _, _ in ending]
         params = self._params(records) if records and self._final is not None else [None] * len(records)
         for (record, status, reason), own in zip(ending, params, strict=True):
@@ -342,6 +350,7 @@ class Lockstep:
 
     def _write_lines(self, due: Sequence[LaneRecord], scores: Any, round_index: int = 0) -> None:
         """Write the lines of these lanes; a lane whose scores are not finite ends without a line."""
+        self._clock.enter("evaluations")
         measured, lines, written = jax.device_get(scores), [], []
         for record in due:
             own = jax.tree.map(lambda leaf, i=record.index: leaf[i], measured) if self._batched else measured

@@ -92,7 +92,7 @@ def summarize_run(
         one is not finished, "reason". A seed that diverged or was stopped has no metrics.
         "seconds": compile; run (of rounds and of evaluations between two chunks, without checkpoints); per_round, which
         is run divided by the rounds that were timed, lane by lane; rounds_a_call, the least and the most rounds of a
-        compiled call.
+        compiled call. `train` adds "command", the seconds of its `Clock`.
     """
     one_of(STATUSES, status=status)
     last, by_case, described = lines.ends(), lines.by_case(), {}

@@ -158,7 +158,7 @@ jaxfl/training/lockstep.py: self._most - since) => self._most)
 jaxfl/training/passes.py: v.budgets for v in cases => False for v in cases
 [tests/training/test_evaluation.py]
 jaxfl/training/measures.py: jnp.where(batch.counts, value, 0) => value
-jaxfl/training/measures.py: values.max() if larger_is_worse => values.min() if larger_is_worse
+jaxfl/training/measures.py: values.max(axis=-1) if larger_is_worse => values.min(axis=-1) if larger_is_worse
 [tests/training/test_stationarity.py]
 jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
 [tests/frame/test_frame_request.py]

@@ -1,7 +1,7 @@
 """Definition of an experiment, and the way from its options to the rows of a comparison.
 
 Options are layered: the base configuration, changes of the data set, of the preset, of the command line, of the grid.
-A later overlay takes precedence. Options that nobody gave may follow from others (`Experiment.derived`).
+A later overlay takes precedence. Options that nobody gave may follow from others but the seed (`Experiment.derived`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Experiment(NamedTuple):
         grid: the axes that the base compares.
         datasets: data set -> its overlay; "other" for data sets that are not listed. A user's own file has none.
         presets: name -> preset.
-        derived: option -> (flat options, names that were given) -> its value, whatever the seed, if not given; in this order.
+        derived: option -> (flat options, names that were given) -> its value if not given, in this order.
         rivals: pairs of groups of options that exclude each other; a later overlay drops the other group.
         labels: option -> format of its value in the name of a row; the first option always stands there.
         name_of: (flat options, names that vary) -> name, in place of labels.
@@ -376,7 +376,10 @@ def cases_of(
         fields |= of_own_file(config, fields.get("privacy"))
         for record in vars(config).values():
             if getattr(record, "own_test", 0):
-                fields["measures"] = {**fields.get("measures", {}), "own": record.own_scores(config.data, config.task())}
+                fields["measures"] = {
+                    **fields.get("measures", {}),
+                    "own": record.own_scores(config.data, config.task()),
+                }
         cases[name] = Case(**fields)
     return cases
 

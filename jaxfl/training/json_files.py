@@ -13,6 +13,7 @@ from jaxfl.core import ArgumentError
 
 Form = Mapping[str, Any]
 _CHECKSUM = "checksum"
+_AS_THEY_ARE = frozenset((str, int, bool, type(None)))
 _RESTORE = "Restore the file, or start again with another out."
 
 
@@ -26,9 +27,17 @@ def jsonable(value: Any, name: str) -> Any:
     if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): jsonable(inner, f"{name}.{key}") for key, inner in value.items()}
+        return {
+            str(key): inner if type(inner) in _AS_THEY_ARE else jsonable(inner, f"{name}.{key}")
+            for key, inner in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [jsonable(inner, f"{name}[{index}]") for index, inner in enumerate(value)]
+        return [
+            inner if type(inner) in _AS_THEY_ARE else jsonable(inner, f"{name}[{index}]")
+            for index, inner in enumerate(value)
+        ]
+    if type(value) is float and value - value == 0:
+        return value
     if isinstance(value, float) and value - value != 0:
         return str(value)
     if value is None or isinstance(value, str | bool | int | float):

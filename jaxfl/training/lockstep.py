@@ -40,12 +40,12 @@ from jaxfl.core.lines import Label
 from jaxfl.core.platform import is_cpu
 from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
+from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize_lanes
 from jaxfl.training.clock import Clock
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.final_params import write_params
 from jaxfl.training.hooks import Hook, evaluation_of
-from jaxfl.training.lane_record import LaneRecord
+from jaxfl.training.lane_record import LaneRecord, add_chunk
 from jaxfl.training.measures import flatten_scores, node_scores, refuse_bad_scores
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED
 from jaxfl.training.passes import Pass
@@ -237,15 +237,15 @@ class Lockstep:
         if self._at_once is None:
             self._at_once = int(least(rounds_at_once(seconds / chunk.num_rounds, self._most)))
         count, first = chunk.num_rounds, chunk.end - chunk.num_rounds + 1
+        # Sliced on the host: a slice on the device would compile once per length.
+        infos = {name: (values if self._batched else values[None])[:, :count] for name, values in buffers.items()}
         for record in running:
-            # Sliced on the host: a slice on the device would compile once per length.
-            own = {
-                name: (values[record.index] if self._batched else values)[:count] for name, values in buffers.items()
-            }
-            own = record.add(own)
             record.seconds, record.timed_rounds = record.seconds + seconds / len(running), record.timed_rounds + count
+        for record in add_chunk(running, infos, fatal):
             params = partial(self._params, [record]) if chunk.end == self._round else None
-            check = partial(refuse_bad, own, *record.lane.label, first, params, record.lane.node_names, fatal)
+            check = partial(
+                refuse_bad, record.stretch[-1], *record.lane.label, first, params, record.lane.node_names, fatal
+            )
             self._guard(record, chunk.end, check)
         looked_at = chunk.scores is not None or chunk.end % self._every % self._most == 0
         spent = [record for record in self._running() if looked_at and record.spent()]
@@ -351,15 +351,15 @@ class Lockstep:
     def _write_lines(self, due: Sequence[LaneRecord], scores: Any, round_index: int = 0) -> None:
         """Write the lines of these lanes; a lane whose scores are not finite ends without a line."""
         self._clock.enter("evaluations")
-        measured, lines, written = jax.device_get(scores), [], []
-        for record in due:
-            own = jax.tree.map(lambda leaf, i=record.index: leaf[i], measured) if self._batched else measured
+        measured = jax.tree.map(lambda leaf: leaf if self._batched else np.asarray(leaf)[None], jax.device_get(scores))
+        finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(measured)]
+        for record in itertools.compress(due, ~np.all(finite, axis=0)[[record.index for record in due]]):
+            own = jax.tree.map(lambda leaf, i=record.index: leaf[i], measured)
             since, names = record.last_line or 0, record.lane.node_names
             check = partial(refuse_bad_scores, own, *record.lane.label, since, round_index, names)
             self._guard(record, round_index, check)
-            if record.ended is None:
-                lines.append(self._line(record, own, round_index))
-                written.append(record)
+        written = [record for record in due if record.ended is None]
+        lines = self._lines(written, measured, round_index)
         self._directory.append(lines)
         shown = [name for name in ("test_accuracy", "test_loss") if lines and name in lines[-1]]
         self._progress.note(", ".join(f"{name.replace('_', ' ')} {lines[-1][name]:.4g}" for name in shown))
@@ -370,18 +370,25 @@ class Lockstep:
             if round_index < record.lane.case.last_round:
                 self._end(record, "stopped_early", f"the hook asked for it after round {round_index}")
 
-    def _line(self, record: LaneRecord, measured: Mapping[str, PyTree], round_index: int) -> dict[str, Any]:
-        """A line of metrics.jsonl, with which the lane's next stretch begins."""
-        record.totals = add_costs(record.totals, record.stretch)
-        summary = summarize(record.stretch)
-        infos = {name: summary.get(name) for name in self._compiled.fields}  # null in round 0
-        record.stretch, record.last_line = [], round_index
-        line = {"case": record.lane.name, "seed": record.lane.seed, "round": round_index}
-        if "loss" in infos:
-            line["train_loss"] = infos.pop("loss")
+    def _lines(self, records: Sequence[LaneRecord], measured: Mapping[str, PyTree], round_index: int) -> list[dict]:
+        """A line of metrics.jsonl for each lane, with which its next stretch begins."""
+        columns: dict[str, list[float]] = {}
+        nodes: tuple[str, list[Any]] | None = None
         for name in self._program.measures:
             values = measured[name]
-            flat = flatten_scores(values, name) if isinstance(values, Scores) else values
-            record.nodes = node_scores(values, name) if isinstance(values, Scores) else record.nodes
-            line |= {name: float(value) for name, value in flat.items()}
-        return line | infos | {f"total_{name}": total for name, total in record.totals.items()}
+            nodes = node_scores(values, name) if isinstance(values, Scores) else nodes
+            is_flat = not isinstance(values, Scores)
+            columns |= {k: v.tolist() for k, v in values.items()} if is_flat else flatten_scores(values, name)
+        lines = []
+        summaries = summarize_lanes([record.stretch for record in records]) if records else []
+        for record, summary in zip(records, summaries, strict=True):
+            record.totals = add_costs(record.totals, record.stretch)
+            infos = {name: summary.get(name) for name in self._compiled.fields}  # null in round 0
+            record.stretch, record.last_line = [], round_index
+            record.nodes = record.nodes if nodes is None else {nodes[0]: nodes[1][record.index]}
+            line = {"case": record.lane.name, "seed": record.lane.seed, "round": round_index}
+            if "loss" in infos:
+                line["train_loss"] = infos.pop("loss")
+            line |= {name: float(values[record.index]) for name, values in columns.items()} | infos
+            lines.append(line | {f"total_{name}": total for name, total in record.totals.items()})
+        return lines

@@ -199,7 +199,7 @@ def programs_of(lanes: Sequence[Lane]) -> list[Program]:
     uploads = Uploads()
     groups: dict[Any, list[Lane]] = {}
     for lane in lanes:
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(uploads.of(lane)))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(uploads.of(lane)))
         groups.setdefault((_identity(lane.case), shapes), []).append(lane)
     programs = [Program(group, uploads) for group in groups.values()]
     for program in programs:

@@ -120,8 +120,8 @@ def summarize_run(
             **({"reason": [r.get("reason") for r in records]} if any(r.get("reason") for r in records) else {}),
             **{name: spread(_values(whole, name)) for name in names if name not in counts},
             **{
-                name: spread([None if line is None else own.sum_of(name, line["seed"]) for line in whole])
-                for name in counts
+                name: spread([None if line is None else sums.get(line["seed"], 0) for line in whole])
+                for name, sums in ((name, own.sums_of(name)) for name in counts)
             },
             "privacy": stated,
             "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},

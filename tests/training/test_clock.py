@@ -8,10 +8,9 @@ import sys
 import time
 
 import pytest
+from toy_problem import toy_case, train_toy
 
 from jaxfl.training.clock import Clock, of_process
-
-from toy_problem import toy_case, train_toy
 
 PHASES = ("data", "tracing", "compiling", "first_states", "evaluations", "rounds", "saving", "tables")
 
@@ -40,7 +39,9 @@ def test_training_charges_every_phase(tmp_path):
 def test_a_clock_of_a_process_begins_with_it():
     code = "import time; time.sleep(0.3); from jaxfl.training.clock import of_process; c = of_process('imports')\n"
     began = time.time()
-    text = subprocess.run([sys.executable, "-c", code + "print(c.seconds()['imports'])"], capture_output=True, check=True)
+    text = subprocess.run(
+        [sys.executable, "-c", code + "print(c.seconds()['imports'])"], capture_output=True, check=True
+    )
     assert time.time() - began + 0.02 > float(text.stdout) > (0.3 if sys.platform == "linux" else -1)
     assert of_process("imports").seconds()["imports"] >= 0
 

@@ -61,18 +61,16 @@ def test_many_lanes_at_once_give_what_each_gives_alone():
         refused = add_chunk(together, infos, ("gradient_evaluations",))
         assert [record.index for record in refused] == ([2] if bad else [])
         for record in alone:
-            assert bool(add_chunk([record], infos, ("gradient_evaluations",))) == (
-                record.index == 2 and bad is not None
-            )
+            is_bad = bad is not None and record.index == 2
+            assert bool(add_chunk([record], infos, ("gradient_evaluations",))) == is_bad
             own = record.stretch[-1]
             with contextlib.ExitStack() as stack:
-                if record.index == 2 and bad is not None:
+                if is_bad:
                     stack.enter_context(pytest.raises((Diverged, FatalCount), match=bad[0]))
                 refuse_bad(own, "A", 0, 1, fatal=("gradient_evaluations",))
-            costs = (
-                {} if record.index != 1 else TOY_LEDGER.of_round({name: infos[name][1] for name in FIELDS})._asdict()
-            )
-            for name, values in ({name: infos[name][record.index] for name in FIELDS} | costs).items():
+            expected = {name: infos[name][record.index] for name in FIELDS}
+            expected |= TOY_LEDGER.of_round(expected)._asdict() if record.index == 1 else {}
+            for name, values in expected.items():
                 np.testing.assert_array_equal(own[name], values, strict=True)
                 np.testing.assert_array_equal(together[record.index].stretch[-1][name], values, strict=True)
     stretches = [record.stretch for record in together[::2]]

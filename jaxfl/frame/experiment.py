@@ -185,10 +185,9 @@ def request(
     points = [config_of(values) for values, _ in apart]
     for seed in dict.fromkeys(seed for _, seeds in apart for seed in seeds):
         refuse_out_of_range("seed", seed, table["seed"])
-    of_request = dict.fromkeys([*changes, *(name for part in grid for name in part)])
     flats = [flat(config) for config in points]
     idle = [idle_options(config, values) for config, values in zip(points, flats, strict=True)]
-    for name in of_request:
+    for name in dict.fromkeys([*changes, *(name for part in grid for name in part)]):
         if all(name in names for names in idle):
             refuse_idle(points[0], name, flats[0])
     results = [name for name, option in table.items() if option.saved and name not in UNVARIED]
@@ -376,10 +375,8 @@ def cases_of(
         fields |= of_own_file(config, fields.get("privacy"))
         for record in vars(config).values():
             if getattr(record, "own_test", 0):
-                fields["measures"] = {
-                    **fields.get("measures", {}),
-                    "own": record.own_scores(config.data, config.task()),
-                }
+                own = {"own": record.own_scores(config.data, config.task())}
+                fields["measures"] = {**fields.get("measures", {}), **own}
         cases[name] = Case(**fields)
     return cases
 

@@ -71,7 +71,7 @@ def write_params(
 
 
 @lru_cache(maxsize=8)  # lanes share a structure
-def _names(structure: jax.tree_util.PyTreeDef) -> tuple[list[str], list[list[list[Any]]]]:
+def _names(structure: Any) -> tuple[list[str], list[list[list[Any]]]]:
     """Names of the leaves of a tree, and the steps from the root to each."""
     tree = jax.tree.unflatten(structure, range(structure.num_leaves))
     return [*leaf_names(tree)], _paths(tree)

@@ -66,7 +66,7 @@ def test_many_lanes_at_once_give_what_each_gives_alone():
             own = record.stretch[-1]
             with contextlib.ExitStack() as stack:
                 if is_bad:
-                    stack.enter_context(pytest.raises((Diverged, FatalCount), match=bad[0]))
+                    stack.enter_context(pytest.raises((Diverged, FatalCount)))
                 refuse_bad(own, "A", 0, 1, fatal=("gradient_evaluations",))
             expected = {name: infos[name][record.index] for name in FIELDS}
             expected |= TOY_LEDGER.of_round(expected)._asdict() if record.index == 1 else {}

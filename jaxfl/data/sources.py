@@ -100,7 +100,7 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 def _load_digits() -> Dataset:
     """The 8 by 8 digits of scikit-learn, values divided by their maximum 16."""
-    # The package's own reader imports SciPy and pandas: 1.7 s of a core, a sixth of a short run.
+    # The package's own reader imports SciPy and pandas: more than a second of a core.
     package = importlib.util.find_spec("sklearn")
     file = Path(package.origin if package is not None and package.origin else "").parent / _DIGITS
     if file.exists():

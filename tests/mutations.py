@@ -231,7 +231,7 @@ jaxfl/training/compilation_cache.py: _set(before) => pass
 jaxfl/training/compilation_cache.py: zlib.crc32(chr(10).join(processors).encode()) => 0
 [tests/frame]
 jaxfl/frame/options.py: elif option.traced and math.isfinite(number): => elif False:
-jaxfl/frame/experiment.py: dict.fromkeys(seeds or [values.get("seed", 0)]) => dict.fromkeys(seeds[:1] or [values.get("seed", 0)])
+jaxfl/frame/experiment.py: dict.fromkeys(seeds or [values => dict.fromkeys(seeds[:1] or [values
 jaxfl/frame/choose.py: return options[self.option] in self.values => return True
 jaxfl/frame/choose.py: if arguments[key] is None and default is _REQUIRED: => if False:
 jaxfl/frame/grid.py: np.random.default_rng((seed, number)) => np.random.default_rng(seed)

@@ -193,7 +193,7 @@ jaxfl/training/lockstep.py: self._most - since) => self._most)
 jaxfl/training/passes.py: v.budgets for v in cases => False for v in cases
 [tests/training/test_evaluation.py]
 jaxfl/training/measures.py: jnp.where(batch.counts, value, 0) => value
-jaxfl/training/measures.py: values.max() if larger_is_worse => values.min() if larger_is_worse
+jaxfl/training/measures.py: values.max(axis=-1) if larger_is_worse => values.min(axis=-1) if larger_is_worse
 [tests/training/test_stationarity.py]
 jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2).mean(axis=0))
 [tests/frame/test_frame_request.py]
@@ -266,7 +266,7 @@ jaxfl/training/compilation_cache.py: _set(before) => pass
 jaxfl/training/compilation_cache.py: zlib.crc32(chr(10).join(processors).encode()) => 0
 [tests/frame]
 jaxfl/frame/options.py: elif option.traced and math.isfinite(number): => elif False:
-jaxfl/frame/experiment.py: if values.get("seed", 0) not in seeds: => if True:
+jaxfl/frame/experiment.py: dict.fromkeys(seeds or [values => dict.fromkeys(seeds[:1] or [values
 jaxfl/frame/choose.py: return options[self.option] in self.values => return True
 jaxfl/frame/choose.py: if arguments[key] is None and default is _REQUIRED: => if False:
 jaxfl/frame/grid.py: np.random.default_rng((seed, number)) => np.random.default_rng(seed)

@@ -86,9 +86,10 @@ def test_every_folder_of_code_is_a_package():
             "import experiments.privsgp_vr; from jaxfl import analysis, privacy; assert privacy.statements",
             "orbax matplotlib flax networkx sklearn dp_accounting optax jax.extend scipy.special scipy.sparse",
         ),
+        ("import jaxfl.data; assert jaxfl.data.load('digits')", "sklearn pandas scipy.stats scipy.special"),
         ("from jaxfl.__main__ import main; assert main([]) == 0", "jax numpy"),
     ],
-    ids=["jaxfl", "a round", "a run", "the list"],
+    ids=["jaxfl", "a round", "a run", "digits", "the list"],
 )
 def test_what_is_not_needed_is_not_loaded(code, slow):
     code = f"import sys; {code}; found = {{*{slow.split()}}} & set(sys.modules); assert not found, found"

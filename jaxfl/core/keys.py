@@ -158,13 +158,18 @@ def run_keys(keys: Array, words: np.ndarray) -> RunKey:
 _fold_each = jax.jit(jax.vmap(fold_in))
 
 
-def run_words(settings: Mapping[str, Any], data: FederatedData | str) -> np.ndarray:
-    """The words that `run_key` folds into the key of all runs, (4,) uint32: a hash of its arguments."""
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """The settings of a run as the text that `run_words` hashes."""
     try:
-        text = json.dumps(dict(settings), sort_keys=True, default=_plain)
+        return json.dumps(dict(settings), sort_keys=True, default=_plain)
     except (TypeError, ValueError) as error:
         remedy = "Pass numbers, texts, booleans, and lists or mappings of these."
         raise ArgumentError("settings", "must be values that JSON holds", str(error), remedy) from None
+
+
+def run_words(settings: Mapping[str, Any] | str, data: FederatedData | str) -> np.ndarray:
+    """The words that `run_key` folds into the key of all runs, (4,) uint32: a hash of its arguments."""
+    text = settings if isinstance(settings, str) else settings_text(settings)
     text += data if isinstance(data, str) else digest(data)
     return np.frombuffer(hashlib.sha256(text.encode()).digest(), ">u4")[:4].astype(np.uint32)
 

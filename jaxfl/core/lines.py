@@ -107,17 +107,23 @@ class Lines(Sequence[dict[str, Any]]):
         """The last line of each lane; lanes in the order in which they appear."""
         parts: dict[Label, list[tuple[int, int, _Form, int]]] = {}
         for form, table in self._tables.items():
-            for seed in np.unique(table["seed"]).tolist():
-                rows = np.flatnonzero(table["seed"] == seed)
-                first, last = table[_PLACE][rows[[0, -1]]].tolist()
-                parts.setdefault((_case(form), seed), []).append((first, last, form, int(rows[-1])))
+            seeds, firsts = np.unique(table["seed"], return_index=True)
+            lasts = len(table) - 1 - np.unique(table["seed"][::-1], return_index=True)[1]
+            case, places = _case(form), table[_PLACE].tolist()
+            for seed, first, last in zip(*(column.tolist() for column in (seeds, firsts, lasts)), strict=True):
+                parts.setdefault((case, seed), []).append((places[first], places[last], form, last))
         in_order = sorted(parts, key=lambda label: min(first for first, *_ in parts[label]))
         return {label: self._line(*max(parts[label], key=lambda part: part[1])[2:]) for label in in_order}
 
-    def sum_of(self, name: str, seed: int) -> Any:
-        """Sum of an entry over the lines of a seed in which it is a number; 0 without any."""
-        tables = self.having(name)._tables.values()
-        return sum(table[name][table["seed"] == seed].sum().item() for table in tables)
+    def sums_of(self, name: str) -> dict[int, Any]:
+        """Seed -> the sum of an entry over the lines in which it is a number."""
+        sums: dict[int, Any] = {}
+        for table in self.having(name)._tables.values():
+            order = np.argsort(table["seed"], kind="stable")
+            seeds, firsts = np.unique(table["seed"][order], return_index=True)
+            for seed, own in zip(seeds.tolist(), np.split(table[name][order], firsts[1:]), strict=True):
+                sums[seed] = sums.get(seed, 0) + own.sum().item()
+        return sums
 
     def _in_order(self) -> list[_Form]:
         return sorted(self._tables, key=lambda form: self._tables[form][_PLACE][0])

@@ -29,7 +29,9 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 def _harmless(cell: Any) -> Any:
     if not isinstance(cell, str):
         return cell
-    text = "".join(f"\\u{ord(one):04x}" if unicodedata.category(one)[0] == "C" else one for one in cell)
+    text = cell  # without such letters, which are not printable
+    if not cell.isprintable():
+        text = "".join(f"\\u{ord(one):04x}" if unicodedata.category(one)[0] == "C" else one for one in cell)
     return f"'{text}" if _FORMULA.match(text) else text
 
 

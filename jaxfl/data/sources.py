@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from jaxfl.data import cifar, femnist, idx, imdb
 
 NAMES = ("digits", "mnist", "fashion_mnist", "cifar10", "femnist", "imdb")
 _INPUT_DTYPES = ("uint8", "int32", "float32")
+_DIGITS = "datasets/data/digits.csv.gz"  # of scikit-learn
 _TEST_STRIDE = 5
 
 
@@ -97,10 +100,16 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:
 
 def _load_digits() -> Dataset:
     """The 8 by 8 digits of scikit-learn, values divided by their maximum 16."""
-    # Imported here: scikit-learn takes a second, and only this data set needs it.
-    from sklearn.datasets import load_digits
+    # The package's own reader imports SciPy and pandas: more than a second of a core.
+    package = importlib.util.find_spec("sklearn")
+    file = Path(package.origin if package is not None and package.origin else "").parent / _DIGITS
+    if file.exists():
+        table = np.loadtxt(file, delimiter=",")  # which unpacks it
+        images, labels = table[:, :-1], table[:, -1].astype(int)
+    else:  # a version that keeps it elsewhere
+        from sklearn.datasets import load_digits
 
-    images, labels = load_digits(return_X_y=True)
+        images, labels = load_digits(return_X_y=True)
     inputs = (images / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
     is_test = np.zeros(len(labels), bool)
     is_test[np.argsort(labels, kind="stable")[::_TEST_STRIDE]] = True

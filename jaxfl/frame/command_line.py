@@ -40,6 +40,7 @@ from jaxfl.frame.records import JOBS
 from jaxfl.frame.run import leave_accelerators, run, use_all_cores
 from jaxfl.frame.selecting import ends_of, search_of
 from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
+from jaxfl.training.clock import Clock, of_process
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import is_multiprocess
 from jaxfl.training.signals import TERMINATED, Stop
@@ -115,6 +116,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
         - a bad argument gives exit code 2 and one line, "error: OPTION: requirement; found. Remedy".
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    clock = of_process("imports") if argv is None else Clock("options")
+    clock.enter("options")
     resumes = "resume" in options(type(experiment.base))
     stop = Stop()
 
@@ -146,7 +149,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 compilation_cache(cache),
                 stop_at_sigterm(lambda: _say(f"terminated: {outcome()}", TERMINATED)) as stop,
             ):
-                return (experiment.run or run)(query._replace(stop=stop, cache=cache))
+                return (experiment.run or run)(query._replace(stop=stop, cache=cache, clock=clock))
     except ArgumentError as error:
         return _say(f"error: {_sentence(experiment, error)}", 2, error)
     except (Diverged, FatalCount) as error:

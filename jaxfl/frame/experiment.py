@@ -1,7 +1,7 @@
 """Definition of an experiment, and the way from its options to the rows of a comparison.
 
 Options are layered: the base configuration, changes of the data set, of the preset, of the command line, of the grid.
-A later overlay takes precedence. Options that nobody gave may follow from others (`Experiment.derived`).
+A later overlay takes precedence. Options that nobody gave may follow from others but the seed (`Experiment.derived`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ import numpy as np
 from jaxfl.core import Algorithm, ArgumentError, Array
 from jaxfl.data.columns import is_file, refuse_other_file
 from jaxfl.frame.choose import counted, idle_options, refuse_idle
-from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, without
+from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, seeds_apart, without
 from jaxfl.frame.options import ABSENT, flat, options, override, refuse_out_of_range, text_of
 from jaxfl.frame.own_files import fitted, of_own_file, of_sites
 from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
+from jaxfl.training.clock import Clock
 from jaxfl.training.run_directory import slug
 
 BASELINES = ("alone", "pooled", "curator", "without_noise")
@@ -94,7 +95,7 @@ class Experiment(NamedTuple):
         grid: the axes that the base compares.
         datasets: data set -> its overlay; "other" for data sets that are not listed. A user's own file has none.
         presets: name -> preset.
-        derived: option -> (flat options, names that were given) -> its value where it was not given; in this order.
+        derived: option -> (flat options, names that were given) -> its value if not given, in this order.
         rivals: pairs of groups of options that exclude each other; a later overlay drops the other group.
         labels: option -> format of its value in the name of a row; the first option always stands there.
         name_of: (flat options, names that vary) -> name, in place of labels.
@@ -147,6 +148,7 @@ class Request(NamedTuple):
     changes: Mapping[str, Any] = {}  # as given, without what varies
     cache: str = "default"  # value of --compilation-cache, for jobs
     search: Search | None = None  # a private selection
+    clock: Clock | None = None  # of the command
 
     @property
     def config(self) -> Any:
@@ -179,21 +181,20 @@ def request(
     """
     axes, config_of = _overlays(experiment, changes, grid, preset)
     refuse_many(math.prod(len(next(iter(part.values()))) for part in axes))
-    points = [config_of(values) for values in configs(axes)]
-    of_request = dict.fromkeys([*changes, *(name for part in grid for name in part)])
+    table, apart = options(type(experiment.base)), seeds_apart(axes)
+    points = [config_of(values) for values, _ in apart]
+    for seed in dict.fromkeys(seed for _, seeds in apart for seed in seeds):
+        refuse_out_of_range("seed", seed, table["seed"])
     flats = [flat(config) for config in points]
     idle = [idle_options(config, values) for config, values in zip(points, flats, strict=True)]
-    table = options(type(experiment.base))
-    for name in of_request:
+    for name in dict.fromkeys([*changes, *(name for part in grid for name in part)]):
         if all(name in names for names in idle):
             refuse_idle(points[0], name, flats[0])
     results = [name for name, option in table.items() if option.saved and name not in UNVARIED]
-    rows: dict[Any, tuple[Any, list[int]]] = {}
-    for config, values in zip(points, flats, strict=True):
+    rows: dict[Any, tuple[Any, dict[int, None]]] = {}
+    for config, values, (_, seeds) in zip(points, flats, apart, strict=True):
         key = tuple(counted(config, values, results).items())
-        seeds = rows.setdefault(key, (config, []))[1]
-        if values.get("seed", 0) not in seeds:
-            seeds.append(values.get("seed", 0))
+        rows.setdefault(key, (config, {}))[1].update(dict.fromkeys(seeds or [values.get("seed", 0)]))
     varying = _varying(axes, [dict(key) for key in rows])
     result: dict[str, Row] = {}
     slugs: dict[str, dict[str, Any]] = {}  # name of a folder -> settings of its row
@@ -264,9 +265,8 @@ def _overlays(
 
     def of_dataset(dataset: str | None) -> Overlay:
         refuse_other_file(dataset or "")
-        if is_file(dataset or ""):
-            return Overlay()
-        return experiment.datasets.get(dataset or "", experiment.datasets.get("other", Overlay()))
+        listed = experiment.datasets.get(dataset or "", experiment.datasets.get("other", Overlay()))
+        return Overlay() if is_file(dataset or "") else listed
 
     table = options(type(experiment.base))
     first = {**flat(experiment.base), **of_preset.changes, **changes, **next(configs(grid))}

@@ -176,3 +176,17 @@ def configs(grid: Grid) -> Iterator[dict[str, Any]]:
     rows = [[dict(zip(part, row, strict=True)) for row in zip(*part.values(), strict=True)] for part in grid]
     for changes in itertools.product(*rows):
         yield {name: value for change in changes for name, value in change.items()}
+
+
+def seeds_apart(grid: Grid) -> list[tuple[dict[str, Any], list[int]]]:
+    """The changes of configurations that differ in more than the seed, with the first seed, and all seeds of each.
+
+    Examples:
+        >>> seeds_apart([{"seed": (0, 1)}, {"nodes": (4, 8)}])
+        [({'seed': 0, 'nodes': 4}, [0, 1]), ({'seed': 0, 'nodes': 8}, [0, 1])]
+    """
+    apart: dict[Any, tuple[dict[str, Any], list[int]]] = {}
+    for changes in configs(grid):
+        others = tuple((name, value) for name, value in changes.items() if name != "seed")
+        apart.setdefault(others, (changes, []))[1].extend([changes["seed"]] if "seed" in changes else [])
+    return list(apart.values())

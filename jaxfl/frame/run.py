@@ -30,6 +30,7 @@ from jaxfl.frame.records import Publication, Run
 from jaxfl.frame.selecting import ON_TEST, checked_search, winner_of
 from jaxfl.privacy.statements import statement_text
 from jaxfl.training import Case, RunDirectory, Stop, open_run, publish, read_run, secret_key, summary_table, train
+from jaxfl.training.clock import Clock
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.crash import last_words
 from jaxfl.training.hooks import Hook, all_of, profile, tracker
@@ -62,7 +63,8 @@ def leave_accelerators() -> None:
 def run(request: Request) -> int:
     """Train all rows; returns the exit code."""
     experiment, console = request.experiment, Console(markup=False)
-    where = request.config.run
+    clock, where = request.clock or Clock("data"), request.config.run
+    clock.enter("data")
     where.check()
     check.at_least(1, checkpoint_every=where.checkpoint_every)
     if where.lanes_at_once is not None:
@@ -91,7 +93,8 @@ def run(request: Request) -> int:
         console.print(text, soft_wrap=True, highlight=False)
     key = secret_key(records) if secrecy.seed_from_os else None
     if where.has_jobs:
-        work = partial(run_pass, request._replace(stop=None), records.path.absolute())
+        work = partial(run_pass, request._replace(stop=None, clock=None), records.path.absolute())
+        clock.enter("jobs")
         run_in_jobs(work, records, cases, where, key=key, stop=request.stop, quiet=where.quiet)
     with last_words(directory), _hook(where, records) as hook:
         summary = train(
@@ -105,13 +108,19 @@ def run(request: Request) -> int:
             stop=request.stop,
             lanes_at_once=where.lanes_at_once,
             hook=hook,
+            clock=clock,
         )
-    return _tell(request, prepared, cases, records, summary)
+    return _tell(request, prepared, cases, records, summary, clock)
 
 
 @on_first
 def _tell(
-    request: Request, prepared: Prepared, cases: Mapping[str, Case], records: RunDirectory, summary: dict[str, Any]
+    request: Request,
+    prepared: Prepared,
+    cases: Mapping[str, Case],
+    records: RunDirectory,
+    summary: dict[str, Any],
+    clock: Clock,
 ) -> int:
     """Print and draw a run's results, and publish the covered ones; returns the exit code."""
     experiment, console, directory = request.experiment, Console(markup=False), records.path
@@ -125,13 +134,13 @@ def _tell(
     finished = Finished(records, summary, request.rows, prepared.context)
     preset = experiment.presets.get(request.preset or "")
     draw = preset.pictures if preset is not None and preset.pictures is not None else experiment.finish
-    pictures = [] if draw is None else list(draw(finished))
+    with clock.phase("pictures"):
+        pictures = [] if draw is None else list(draw(finished))
     metrics = dict.fromkeys(name for row in summary["cases"].values() for name in row)
     columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
     decide = [*([] if where.rank_by is None else [where.rank_by]), *columns]
     if request.search is not None:
         summary["selected"] = winner_of(request.search, summary, request.rows, cases, decide)
-    records.write_summary(summary)
     console.print(summary_table(summary, columns, where.rank_by))
     ranked = ranking(summary, decide)
     compared = _compared(request, ranked)
@@ -155,7 +164,10 @@ def _tell(
             reasons = [statement_text(statements[0])] if statements else dict.fromkeys(filter(None, entry["reason"]))
             console.print(f"{note}: {', '.join(reasons)}")
     settings = {name: row.settings for name, row in request.rows.items() if not row.baseline}
+    clock.enter("pictures")
     paths = ", ".join(map(str, [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]))
+    summary["seconds"]["command"] = clock.seconds()
+    records.write_summary(summary)
     if secrecy.publish is not None:
         publish(records, cases, secrecy.publish)
         stays = "config.json, metrics, pictures and checkpoints stay behind"

@@ -27,6 +27,7 @@ _PRECISION = 2e-4  # relative, of a noise
 _MAX_DOUBLINGS = 100
 _DIGITS = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
 _Release = TypeVar("_Release", bound=Any)
+_T = TypeVar("_T")
 
 
 class Bound(NamedTuple):
@@ -206,19 +207,19 @@ class Account(NamedTuple):
     def _stated(self, claim: Claim, num_rounds: int) -> Statement:
         """The statement on the worst node, or on the first that has no epsilon."""
         bound, relation = claim.bound, claim.relation
-        of_nodes = [self.family.spent(plan, num_rounds, 1.0) for plan in claim.plans]
-        cost, each = Bound(math.inf, "none"), []
-        spent, reason = next(((one, why) for one in of_nodes if (why := self.family.reason(one, bound))), (None, None))
+        of_nodes = once(lambda plan: self.family.spent(plan, num_rounds, 1.0), claim.plans)
+        cost, each, kinds = Bound(math.inf, "none"), [], {id(one): one for one in of_nodes}.values()
+        spent, reason = next(((one, why) for one in kinds if (why := self.family.reason(one, bound))), (None, None))
         if spent is None:
-            each = [self.family.cost(one, bound, relation) for one in of_nodes]
+            each = once(lambda one: self.family.cost(one, bound, relation), of_nodes)
             spent, cost = max(zip(of_nodes, each, strict=True), key=lambda pair: float(np.max(pair[1].dp_epsilon)))
             reason = cost.reason
         arguments = {
             "bound": bound,
             "dp_delta": max(one.dp_delta for one in of_nodes) if cost.dp_delta is None else cost.dp_delta,
             "notes": cost.notes or (),
-            "num_records": self.num_nodes * float(np.mean([self.family.records(one) for one in of_nodes])),
-            "node_epsilons": [float(value) for one in each for value in np.atleast_1d(one.dp_epsilon)],
+            "num_records": self.num_nodes * float(np.mean(once(self.family.records, of_nodes))),
+            "node_epsilons": [e for one in once(lambda one: np.atleast_1d(one.dp_epsilon).tolist(), each) for e in one],
         }
         return statement(
             relation=relation,
@@ -235,10 +236,21 @@ def plain(releases: _Release | Sequence[_Release]) -> list[_Release]:
     listed: list[Any] = [releases] if hasattr(releases, "_fields") else list(cast(Sequence[Any], releases))
     if not listed:
         raise ArgumentError("releases", "must hold one release a node", "got none", "Pass a non-empty sequence.")
-    for at, release in enumerate(listed):
+
+    def with_numbers(release: _Release) -> _Release:
         arrays = {name: value for name, value in release._asdict().items() if hasattr(value, "dtype")}
-        listed[at] = release._replace(**{name: number(**{name: value}) for name, value in arrays.items()})
-    return listed
+        return release._replace(**{name: number(**{name: value}) for name, value in arrays.items()})
+
+    return once(with_numbers, listed)
+
+
+def once(call: Callable[..., _T], *columns: Sequence[Any]) -> list[_T]:
+    """The call of each row of the columns, once for the same objects: runs of many seeds share most releases."""
+    rows, results = [*zip(*columns, strict=True)], {}
+    for row in rows:
+        if (key := tuple(map(id, row))) not in results:
+            results[key] = call(*row)
+    return [results[tuple(map(id, row))] for row in rows]
 
 
 def number(**argument: Any) -> float:

@@ -51,7 +51,9 @@ def releases_of(learner: Any, sizes: Any) -> Releases:
     if counts.ndim not in (1, 2) or not counts.size or counts.dtype.kind not in "iu" or counts.min() < 1:
         found, remedy = f"got {counts.dtype} of shape {counts.shape}", "Pass the data, or one integer a node."
         raise ArgumentError("sizes", "must hold the samples of each node, at least 1", found, remedy)
-    runs = [cast(Releases, ask(run.tolist())) for run in np.atleast_2d(counts)]
+    rows = [*map(tuple, np.atleast_2d(counts).tolist())]
+    of_sizes = {row: cast(Releases, ask([*row])) for row in dict.fromkeys(rows)}
+    runs = [of_sizes[row] for row in rows]
     return runs[0]._replace(each=tuple(release for run in runs for release in run.each))
 
 

@@ -203,6 +203,18 @@ def refuse_bad(
         )
 
 
+def doubtful(infos: Infos, fatal: Sequence[str] = ()) -> np.ndarray:
+    """Lanes, (lanes,) bool, of which `refuse_bad` refuses the infos, field -> (lanes, r, ...) values."""
+    refused = np.zeros(len(next(iter(infos.values()))), bool)
+    for name, values in infos.items():
+        flat = values.reshape(len(values), -1)
+        if name in fatal:
+            refused |= flat.any(axis=1)
+        if _is_measurement(values):
+            refused |= ~np.isfinite(_float64(flat)).all(axis=1)
+    return refused
+
+
 def _first_bad(name: str, values: np.ndarray) -> tuple[int, float, str] | None:
     """(first row with a number that is not finite, how many nodes have one in it, name); None without any.
 
@@ -233,20 +245,27 @@ def summarize(stretch: Sequence[Infos]) -> dict[str, float | int]:
         >>> summarize([infos, infos])
         {'loss': 2.0, 'drops': 8589934588}
     """
-    return {
-        name: float(_float64(values).mean()) if _is_measurement(values) else int(values.sum(dtype=np.int64))
-        for name, values in joined(stretch).items()
-    }
+    return summarize_lanes([stretch])[0]
+
+
+def summarize_lanes(stretches: Sequence[Sequence[Infos]]) -> list[dict[str, float | int]]:
+    """`summarize` of the stretch of each lane, which have equally many rounds."""
+    lanes, columns = [joined(stretch) for stretch in stretches], {}
+    for name in lanes[0]:
+        values = np.stack([infos[name].reshape(-1) for infos in lanes])
+        is_mean = _is_measurement(values)
+        columns[name] = (_float64(values).mean(axis=1) if is_mean else values.sum(axis=1, dtype=np.int64)).tolist()
+    return [{name: values[index] for name, values in columns.items()} for index in range(len(lanes))]
 
 
 def add_costs(totals: Mapping[str, float | int], stretch: Sequence[Infos]) -> dict[str, float | int]:
     """`totals` plus each field of `COSTS` summed over the stretch; sums are exact, and rounded once."""
     grown = dict(totals)
-    for name, values in joined(stretch).items():
+    for name, values in joined([{name: own[name] for name in own if name in COSTS} for own in stretch]).items():
         before = grown.get(name, 0)
-        if name in COSTS and _is_measurement(values):
+        if _is_measurement(values):
             grown[name] = math.fsum([before, *_float64(values).reshape(-1).tolist()])
-        elif name in COSTS:
+        else:
             grown[name] = before + int(values.sum(dtype=np.int64))
     return grown
 

@@ -13,6 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,8 @@ def write_params(
     """Write a lane's parameters, leaves (n, *leaf), after `round_index` rounds; `names` are of the nodes, or None."""
     from safetensors.numpy import save  # imported on use: reading parameters does not need it
 
-    leaves, paths = leaf_names(params), [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    names_of_leaves, paths = _names(jax.tree.structure(params))
+    leaves = dict(zip(names_of_leaves, jax.tree.leaves(params), strict=True))
     rows = len(next(iter(leaves.values())))
     arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     header = {
@@ -61,11 +63,18 @@ def write_params(
         "nodes": list(names) if names is not None and len(names) == rows else None,
         **({"classes": list(classes)} if classes else {}),
         "is_variables": isinstance(params, Variables),
-        "paths": {name: [_step(key) for key in path] for name, path in zip(leaves, paths, strict=True)},
+        "paths": dict(zip(leaves, paths, strict=True)),
         "arrays": {name: _form(array) for name, array in arrays.items()},
     }
     drop_link(run / FINAL)
     write_atomically(final_path(run, label), save(arrays, {_HEADER: json.dumps(with_checksum(header))}))
+
+
+@lru_cache(maxsize=8)  # lanes share a structure
+def _names(structure: Any) -> tuple[list[str], list[list[list[Any]]]]:
+    """Names of the leaves of a tree, and the steps from the root to each."""
+    tree = jax.tree.unflatten(structure, range(structure.num_leaves))
+    return [*leaf_names(tree)], _paths(tree)
 
 
 def load_params(

@@ -6,6 +6,7 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxfl.core import ArgumentError
 
 Form = Mapping[str, Any]
 _CHECKSUM = "checksum"
+_PLAIN = frozenset((str, int, bool, type(None)))
 _RESTORE = "Restore the file, or start again with another out."
 
 
@@ -23,12 +25,14 @@ def jsonable(value: Any, name: str) -> Any:
         >>> jsonable({"clip_norm": float("inf"), "seeds": (0, 1), "path": Path("a")}, "config")
         {'clip_norm': 'inf', 'seeds': [0, 1], 'path': 'a'}
     """
+    if _fits(value):
+        return value
     if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): jsonable(inner, f"{name}.{key}") for key, inner in value.items()}
+        return {str(key): v if _fits(v) else jsonable(v, f"{name}.{key}") for key, v in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(inner, f"{name}[{index}]") for index, inner in enumerate(value)]
+        return [v if _fits(v) else jsonable(v, f"{name}[{index}]") for index, v in enumerate(value)]
     if isinstance(value, float) and value - value != 0:
         return str(value)
     if value is None or isinstance(value, str | bool | int | float):
@@ -37,6 +41,11 @@ def jsonable(value: Any, name: str) -> Any:
         return str(value)
     found = f"got {type(value).__name__}"
     raise ArgumentError(name, "must be a value that JSON can hold", found, "Pass a number, a string, a list or a dict.")
+
+
+def _fits(value: Any) -> bool:
+    """True for what JSON holds as it is; numbers of NumPy are of other types."""
+    return type(value) in _PLAIN or (type(value) is float and value - value == 0)
 
 
 def read_json(path: Path, form: Form | None = None) -> dict[str, Any]:
@@ -101,7 +110,28 @@ def _checksum_of(content: Mapping[str, Any]) -> int:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a JSON file atomically."""
-    write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(path, (_indented(content) + "\n").encode())
+
+
+def _indented(value: Any, margin: str = "\n") -> str:
+    """`json.dumps(value, indent=2, allow_nan=False)`, by the encoder in C, which knows no indentation."""
+    inner = margin + "  "
+    values = (value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list | tuple) else ()
+    if not values:
+        return _encoder(", ").encode(value)
+    if not any(isinstance(v, dict | list | tuple) and v for v in values):
+        text = _encoder("," + inner).encode(value)
+        return text[0] + inner + text[1:-1] + margin + text[-1]
+    parts = [_indented(v, inner) for v in values]
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(name)}: {part}" for name, part in zip(value, parts, strict=True)]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return first + inner + ("," + inner).join(parts) + margin + last
+
+
+@lru_cache(maxsize=64)
+def _encoder(separator: str) -> json.JSONEncoder:
+    return json.JSONEncoder(allow_nan=False, separators=(separator, ": "))
 
 
 def write_atomically(path: Path, content: bytes | Iterable[bytes]) -> None:

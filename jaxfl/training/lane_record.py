@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from jaxfl.training.chunks import add_costs, joined
+from jaxfl.training.chunks import Infos, add_costs, doubtful, joined
 from jaxfl.training.lanes import Lane
 
 
@@ -25,13 +25,6 @@ class LaneRecord:
     seconds: float = 0.0  # its share of the time that rounds took
     timed_rounds: int = 0
     ended: dict[str, Any] | None = None  # its record in `PassDirectory.finish`
-
-    def add(self, infos: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Append a chunk's infos, with the ledger's results, to the stretch, and return these."""
-        if self.lane.case.ledger is not None:
-            infos = infos | self.lane.case.ledger.of_round(infos)._asdict()
-        self.stretch.append(infos)
-        return infos
 
     def spent(self) -> str | None:
         """Name a budget that is reached, rounds since the last line included; None without any."""
@@ -59,3 +52,31 @@ class LaneRecord:
         self.nodes, own = record.get("nodes", {}), f"{self.index}:"
         infos = {name.removeprefix(own): values for name, values in stretches.items() if name.startswith(own)}
         self.stretch = [infos] if infos else []
+
+
+def add_chunk(records: Sequence[LaneRecord], infos: Infos, fatal: Sequence[str] = ()) -> list[LaneRecord]:
+    """Append a chunk's infos, with the costs that ledgers make of them, to the stretch of each lane.
+
+    Args:
+        records: of the lanes that go on.
+        infos: field -> (slots, r, ...) values of r rounds, a row for each slot of the program.
+        fatal: names of the counts that must stay 0.
+
+    Returns:
+        The lanes whose chunk `refuse_bad` refuses.
+
+    Guarantees:
+        - many lanes at once give what each gives alone.
+    """
+    groups: dict[int, list[LaneRecord]] = {}  # lanes by their ledger
+    for record in records:
+        groups.setdefault(id(record.lane.case.ledger), []).append(record)
+    refused: set[int] = set()
+    for group in groups.values():
+        rows, ledger = [record.index for record in group], group[0].lane.case.ledger
+        own = {name: values[rows] for name, values in infos.items()}
+        own |= {} if ledger is None else ledger.of_round(own)._asdict()
+        for at, record in enumerate(group):
+            record.stretch.append({name: values[at] for name, values in own.items()})
+        refused |= {rows[at] for at in np.flatnonzero(doubtful(own, fatal))}
+    return [record for record in records if record.index in refused]

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxfl.core import Array, FederatedData, PyTree, RunKey, run_key
-from jaxfl.core.keys import run_keys, run_words
+from jaxfl.core.keys import run_keys, run_words, settings_text
 from jaxfl.core.threefry import fold_in
 from jaxfl.training.case import Case
 from jaxfl.training.processes import fetched, put
@@ -131,9 +131,15 @@ class Uploads:
 
 def keys_of(lanes: Sequence[Lane]) -> RunKey:
     """`key` of each lane, with a lane axis."""
-    bases = {lane.seed: lane.base for lane in {lane.seed: lane for lane in lanes}.values()}
-    words = np.stack([run_words(lane.identity, lane.data_digest) for lane in lanes])
-    return run_keys(jnp.stack([bases[lane.seed] for lane in lanes]), words)
+    texts = {name: settings_text(lane.identity) for name, lane in {lane.name: lane for lane in lanes}.items()}
+    words = np.stack([run_words(texts[lane.name], lane.data_digest) for lane in lanes])
+    return run_keys(_base_keys(lanes[0].secret, np.array([lane.seed for lane in lanes], np.uint32)), words)
+
+
+@jax.jit
+def _base_keys(secret: Array | None, seeds: Array) -> Array:
+    """`Lane.base` of each seed."""
+    return jax.vmap(jax.random.key if secret is None else partial(fold_in, secret))(seeds)
 
 
 def over_lanes(fn: Callable[[PyTree], PyTree], lanes: PyTree, at_once: int) -> PyTree:
@@ -190,8 +196,15 @@ def stack_seeds(trees: Sequence[PyTree]) -> tuple[PyTree, list[bool]]:
     columns = list(zip(*map(jax.tree.leaves, trees), strict=True))
     stacked = [any(leaf is not column[0] for leaf in column) for column in columns]
     pairs = zip(columns, stacked, strict=True)
-    leaves = [jnp.stack(column) if several else column[0] for column, several in pairs]
+    leaves = [_stacked(column) if several else column[0] for column, several in pairs]
     return jax.tree.unflatten(jax.tree.structure(trees[0]), leaves), stacked
+
+
+def _stacked(leaves: Sequence[Array]) -> Array:
+    """The arrays on a new first axis. The host joins what it can read: a program of as many operands compiles long."""
+    if any(jnp.issubdtype(leaf.dtype, jax.dtypes.extended) or len(leaf.devices()) > 1 for leaf in leaves):
+        return jnp.stack(leaves)
+    return jnp.asarray(np.stack([np.asarray(leaf) for leaf in leaves]))
 
 
 def _first_if_equal(first: Array, second: Array) -> Array:

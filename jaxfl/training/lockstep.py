@@ -40,11 +40,12 @@ from jaxfl.core.lines import Label
 from jaxfl.core.platform import is_cpu
 from jaxfl.training.case import Scores, costs_of
 from jaxfl.training.checkpoint import Checkpoints, Restored
-from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize
+from jaxfl.training.chunks import COSTS, Diverged, add_costs, info_fields, refuse_bad, rounds_at_once, summarize_lanes
+from jaxfl.training.clock import Clock
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.final_params import write_params
 from jaxfl.training.hooks import Hook, evaluation_of
-from jaxfl.training.lane_record import LaneRecord
+from jaxfl.training.lane_record import LaneRecord, add_chunk
 from jaxfl.training.measures import flatten_scores, node_scores, refuse_bad_scores
 from jaxfl.training.pass_directory import CHECKPOINTS, ENDED
 from jaxfl.training.passes import Pass
@@ -86,12 +87,14 @@ class Lockstep:
         stop: Stop,
         progress: ProgressReport,
         hook: Hook | None,
+        clock: Clock,
         *,
         raises: bool,
         final: Path | None,
     ):
         assert one.compiled is not None
-        self._hook, self._final = hook, final
+        clock.enter("first_states")
+        self._hook, self._final, self._clock = hook, final, clock
         self._pass, self._saves, self._stop, self._progress, self._raises = one, saves, stop, progress, raises
         self._directory = one.directory
         program, compiled, lanes = one.program, one.compiled, one.lanes
@@ -129,6 +132,7 @@ class Lockstep:
         checkpoints = Checkpoints(self._directory.path / CHECKPOINTS, self._saves.keep, self._directory.owner)
         with contextlib.closing(checkpoints) as self._checkpoints:
             self._go()
+            self._clock.enter("saving")
             self._checkpoints.wait()
         self._directory.finish(self.ends())
         return self.ends()
@@ -172,7 +176,7 @@ class Lockstep:
             whose = f"{name}, seed {seed}" + (f" and {len(self._records) - 1} more" if self._records[1:] else "")
             warnings.warn(f"no readable checkpoint of {whose}: beginning again.", stacklevel=5)
         self._directory.keep_lines()
-        self._round, self._state = 0, self._compiled.init(self._arguments, self._tables.data)
+        self._round, self._state = 0, jax.block_until_ready(self._compiled.init(self._arguments, self._tables.data))
         self._write_lines(self._records, self._evaluated())
 
     def _go_on(self, restored: Restored) -> None:
@@ -202,6 +206,7 @@ class Lockstep:
 
     def _dispatch(self) -> _Chunk:
         """Send off the next rounds of every lane, and the evaluation after them, without waiting."""
+        self._clock.enter("rounds")
         began, count = time.perf_counter(), self._length()
         self._state, buffers = self._compiled.rounds(self._arguments, self._state, self._tables.data, np.int32(count))
         self._round += count
@@ -224,6 +229,7 @@ class Lockstep:
 
     def _take(self, chunk: _Chunk) -> None:
         """Read a chunk's infos, write the lines after it, and end the lanes that end there."""
+        self._clock.enter("rounds")
         running = self._running()
         buffers, fatal = info_fields(jax.device_get(chunk.buffers)), chunk.buffers.fatal()
         seconds = time.perf_counter() - max(chunk.began, self._read)
@@ -231,15 +237,15 @@ class Lockstep:
         if self._at_once is None:
             self._at_once = int(least(rounds_at_once(seconds / chunk.num_rounds, self._most)))
         count, first = chunk.num_rounds, chunk.end - chunk.num_rounds + 1
+        # Sliced on the host: a slice on the device would compile once per length.
+        infos = {name: (values if self._batched else values[None])[:, :count] for name, values in buffers.items()}
         for record in running:
-            # Sliced on the host: a slice on the device would compile once per length.
-            own = {
-                name: (values[record.index] if self._batched else values)[:count] for name, values in buffers.items()
-            }
-            own = record.add(own)
             record.seconds, record.timed_rounds = record.seconds + seconds / len(running), record.timed_rounds + count
+        for record in add_chunk(running, infos, fatal):
             params = partial(self._params, [record]) if chunk.end == self._round else None
-            check = partial(refuse_bad, own, *record.lane.label, first, params, record.lane.node_names, fatal)
+            check = partial(
+                refuse_bad, record.stretch[-1], *record.lane.label, first, params, record.lane.node_names, fatal
+            )
             self._guard(record, chunk.end, check)
         looked_at = chunk.scores is not None or chunk.end % self._every % self._most == 0
         spent = [record for record in self._running() if looked_at and record.spent()]
@@ -282,6 +288,7 @@ class Lockstep:
     def _save(self) -> None:
         if self._round in self._checkpoints.rounds():
             return
+        self._clock.enter("saving")
         saved = [record.saved() for record in self._records]
         content = {
             "lanes": [own for own, _ in saved],
@@ -299,6 +306,7 @@ class Lockstep:
 
     def _end_all(self, ending: Sequence[tuple[LaneRecord, str, str | None]]) -> None:
         """Record lanes that end together; their parameters come in one call."""
+        self._clock.enter("saving")
         records = [record for record, _, _ in ending]
         params = self._params(records) if records and self._final is not None else [None] * len(records)
         for (record, status, reason), own in zip(ending, params, strict=True):
@@ -342,15 +350,16 @@ class Lockstep:
 
     def _write_lines(self, due: Sequence[LaneRecord], scores: Any, round_index: int = 0) -> None:
         """Write the lines of these lanes; a lane whose scores are not finite ends without a line."""
-        measured, lines, written = jax.device_get(scores), [], []
-        for record in due:
-            own = jax.tree.map(lambda leaf, i=record.index: leaf[i], measured) if self._batched else measured
+        self._clock.enter("evaluations")
+        measured = jax.tree.map(lambda leaf: leaf if self._batched else np.asarray(leaf)[None], jax.device_get(scores))
+        finite = [np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1) for leaf in jax.tree.leaves(measured)]
+        for record in itertools.compress(due, ~np.all(finite, axis=0)[[record.index for record in due]]):
+            own = jax.tree.map(lambda leaf, i=record.index: leaf[i], measured)
             since, names = record.last_line or 0, record.lane.node_names
             check = partial(refuse_bad_scores, own, *record.lane.label, since, round_index, names)
             self._guard(record, round_index, check)
-            if record.ended is None:
-                lines.append(self._line(record, own, round_index))
-                written.append(record)
+        written = [record for record in due if record.ended is None]
+        lines = self._lines(written, measured, round_index)
         self._directory.append(lines)
         shown = [name for name in ("test_accuracy", "test_loss") if lines and name in lines[-1]]
         self._progress.note(", ".join(f"{name.replace('_', ' ')} {lines[-1][name]:.4g}" for name in shown))
@@ -361,18 +370,25 @@ class Lockstep:
             if round_index < record.lane.case.last_round:
                 self._end(record, "stopped_early", f"the hook asked for it after round {round_index}")
 
-    def _line(self, record: LaneRecord, measured: Mapping[str, PyTree], round_index: int) -> dict[str, Any]:
-        """A line of metrics.jsonl, with which the lane's next stretch begins."""
-        record.totals = add_costs(record.totals, record.stretch)
-        summary = summarize(record.stretch)
-        infos = {name: summary.get(name) for name in self._compiled.fields}  # null in round 0
-        record.stretch, record.last_line = [], round_index
-        line = {"case": record.lane.name, "seed": record.lane.seed, "round": round_index}
-        if "loss" in infos:
-            line["train_loss"] = infos.pop("loss")
+    def _lines(self, records: Sequence[LaneRecord], measured: Mapping[str, PyTree], round_index: int) -> list[dict]:
+        """A line of metrics.jsonl for each lane, with which its next stretch begins."""
+        columns: dict[str, list[float]] = {}
+        nodes: tuple[str, list[Any]] | None = None
         for name in self._program.measures:
             values = measured[name]
-            flat = flatten_scores(values, name) if isinstance(values, Scores) else values
-            record.nodes = node_scores(values, name) if isinstance(values, Scores) else record.nodes
-            line |= {name: float(value) for name, value in flat.items()}
-        return line | infos | {f"total_{name}": total for name, total in record.totals.items()}
+            nodes = node_scores(values, name) if isinstance(values, Scores) else nodes
+            is_flat = not isinstance(values, Scores)
+            columns |= {k: v.tolist() for k, v in values.items()} if is_flat else flatten_scores(values, name)
+        lines = []
+        summaries = summarize_lanes([record.stretch for record in records]) if records else []
+        for record, summary in zip(records, summaries, strict=True):
+            record.totals = add_costs(record.totals, record.stretch)
+            infos = {name: summary.get(name) for name in self._compiled.fields}  # null in round 0
+            record.stretch, record.last_line = [], round_index
+            record.nodes = record.nodes if nodes is None else {nodes[0]: nodes[1][record.index]}
+            line = {"case": record.lane.name, "seed": record.lane.seed, "round": round_index}
+            if "loss" in infos:
+                line["train_loss"] = infos.pop("loss")
+            line |= {name: float(values[record.index]) for name, values in columns.items()} | infos
+            lines.append(line | {f"total_{name}": total for name, total in record.totals.items()})
+        return lines

@@ -19,6 +19,7 @@ from jaxfl.core.info import FatalCount
 from jaxfl.privacy.statements import SECRET, SIMULATED
 from jaxfl.training.case import Case, check_cases, with_statements
 from jaxfl.training.chunks import Diverged
+from jaxfl.training.clock import Clock
 from jaxfl.training.hooks import Hook
 from jaxfl.training.json_files import jsonable, write_json
 from jaxfl.training.lanes import Lane
@@ -46,6 +47,7 @@ def train(
     lanes_at_once: int | None = None,
     only: int | None = None,
     hook: Hook | None = None,
+    clock: Clock | None = None,
 ) -> dict[str, Any]:
     """Train every case with every seed and leave a complete run directory behind.
 
@@ -76,6 +78,7 @@ def train(
             all take one, and the first calls it. If it returns True, that lane ends with the status "stopped_early":
             its last line and its state stay, it is not resumed, and `publish` refuses it. Other lanes go on. An
             exception of the hook ends the run, which can be resumed.
+        clock: of the command that calls it, whose seconds go into the summary. Default: a new one.
 
     Returns:
         The content of summary.json; empty where `only` one pass is trained.
@@ -114,11 +117,13 @@ def train(
         raise ArgumentError("only", "must be the number of a pass of the run", found, remedy)
     check_cases(cases)
     _refuse_alone(cases)
+    clock = Clock("data") if clock is None else clock
+    clock.enter("data")
     lanes = lanes_of(cases, key)
     sizes = {name: [lane.sizes for lane in lanes if lane.name == name] for name in cases}
     cases = {name: with_statements(case, sizes[name]) for name, case in cases.items()}
     ended: Records = {}
-    conclude = partial(_conclude, run, lanes, cases, key)
+    conclude = partial(_conclude, run, lanes, cases, key, clock)
     alone, stop = len(lanes) == 1 and only is None, Stop() if stop is None else stop
     quiet = quiet or not is_first()
     with (
@@ -127,7 +132,7 @@ def train(
     ):
         stop.undo_until_heeded(run.withdraw, run.resumed)
         try:
-            passes = prepare(lanes, run, progress, lanes_at_once, only)
+            passes = prepare(lanes, run, progress, lanes_at_once, only, clock)
         except ArgumentError:
             run.withdraw()
             raise
@@ -144,7 +149,7 @@ def train(
             progress.begin(f"{name}, seed {seed}" if len(one.lanes) == 1 else f"{len(one.lanes)} runs", num_rounds)
             with held(one.directory.path) if only is None else contextlib.nullcontext():
                 final = run.path if keep_params else None
-                lockstep = Lockstep(one, saves, stop, progress, hook, raises=alone, final=final)
+                lockstep = Lockstep(one, saves, stop, progress, hook, clock, raises=alone, final=final)
                 try:
                     with stop.heeded():
                         ended |= lockstep.run()
@@ -166,10 +171,12 @@ def _conclude(
     lanes: Sequence[Lane],
     cases: Mapping[str, Case],
     key: Array | None,
+    clock: Clock,
     status: str,
     records: Records,
 ) -> dict[str, Any]:
     """Write tables and summary from the passes; return the summary."""
+    clock.enter("tables")
     lines = run.read_metrics()
     privacy = {name: cache(partial(_with_key, case.privacy, key)) for name, case in cases.items() if case.privacy}
     facts = {
@@ -183,9 +190,10 @@ def _conclude(
     names = {lane.name: lane.node_names for lane in reversed(lanes)}  # of the first seed
     if node_epsilons := every_node(content["cases"], names):
         on_first(write_json)(run.path / PRIVACY, jsonable(node_epsilons, "privacy"))
-    run.write_summary(content)
     settings = {name: case.settings for name, case in cases.items()}
     on_first(write_results)(run.path / RESULTS, in_order, lines.ends(), settings, privacy)
+    content["seconds"]["command"] = clock.seconds()
+    run.write_summary(content)
     return jsonable(content, "summary")
 
 

@@ -101,33 +101,36 @@ def model_scores(task: Task, nodes: PyTree, average: PyTree, test: EvaluationSet
     return jax.tree.map(lambda part: part.sum(axis=0, dtype=part.dtype), jax.lax.map(batch_scores, test))
 
 
-def worst(name: str, values: np.ndarray) -> float:
-    """The worst node's value of a metric.
+def worst(name: str, values: np.ndarray) -> Any:
+    """The worst node's value of a metric, from values (n,), or (lanes, n).
 
     Examples:
         >>> worst("accuracy", np.array([0.5, 0.9])), worst("loss", np.array([0.5, 0.9]))
         (0.5, 0.9)
     """
-    return float(values.max() if larger_is_worse(name) else values.min())
+    return (values.max(axis=-1) if larger_is_worse(name) else values.min(axis=-1)).tolist()
 
 
-def flatten_scores(scores: Scores, measure: str = "test") -> dict[str, float]:
-    """The named numbers of a metrics line: mean, worst node and average model of each metric, accuracy first."""
-    line: dict[str, float] = {}
-    size = int(scores.num_samples)
+def flatten_scores(scores: Scores, measure: str = "test") -> dict[str, Any]:
+    """The named numbers of a metrics line: mean, worst node and average model of each metric, accuracy first.
+
+    Scores with an axis of lanes in front give lists of numbers.
+    """
+    line: dict[str, Any] = {}
+    size = np.asarray(scores.num_samples, np.float64)
     for name in sorted(scores.nodes, key=lambda name: (name != "accuracy", name)):
-        values = np.asarray(scores.nodes[name], dtype=np.float64) / size
-        line[f"{measure}_{name}"] = float(values.mean())
+        values = np.asarray(scores.nodes[name], dtype=np.float64) / size[..., None]
+        line[f"{measure}_{name}"] = values.mean(axis=-1).tolist()
         line[f"{measure}_{name}_worst_node"] = worst(name, values)
-        line[f"{measure}_{name}_average_model"] = float(scores.average_model[name]) / size
+        line[f"{measure}_{name}_average_model"] = (np.asarray(scores.average_model[name], np.float64) / size).tolist()
     return line
 
 
-def node_scores(scores: Scores, measure: str) -> dict[str, list[float]]:
-    """Every node's value of the first metric of a line, in the order of `flatten_scores`."""
+def node_scores(scores: Scores, measure: str) -> tuple[str, list[Any]]:
+    """Name and every node's value of the first metric in a line of `flatten_scores`; lanes in front stay there."""
     name = min(scores.nodes, key=lambda name: (name != "accuracy", name))
-    values = np.asarray(scores.nodes[name], dtype=np.float64) / int(scores.num_samples)
-    return {f"{measure}_{name}": values.tolist()}
+    values = np.asarray(scores.nodes[name], dtype=np.float64) / np.asarray(scores.num_samples)[..., None]
+    return f"{measure}_{name}", values.tolist()
 
 
 def refuse_bad_scores(

@@ -21,6 +21,7 @@ from jaxfl.core.platform import is_cpu
 from jaxfl.core.tree import num_bytes
 from jaxfl.gradients import memory
 from jaxfl.training.case import Case, check_cases
+from jaxfl.training.clock import Clock
 from jaxfl.training.environment import describe_environment, warn_of_changes
 from jaxfl.training.lanes import Lane, Strategy, Uploads
 from jaxfl.training.pass_directory import PassDirectory
@@ -89,7 +90,12 @@ def _end_together(program: Program) -> bool:
 
 
 def prepare(
-    lanes: Sequence[Lane], run: RunDirectory, progress: ProgressReport, lanes_at_once: int | None, only: int | None
+    lanes: Sequence[Lane],
+    run: RunDirectory,
+    progress: ProgressReport,
+    lanes_at_once: int | None,
+    only: int | None,
+    clock: Clock,
 ) -> list[Pass]:
     """Raise the errors of all programs before one of them runs, and compile those with rounds left to run."""
     programs = programs_of(lanes)
@@ -99,11 +105,13 @@ def prepare(
     if not run.passes:
         choices = [(program, by_platform(program, lanes_at_once), False) for program in programs]
     began, compiled, peaks = time.perf_counter(), {}, {}
+    clock.enter("tracing")  # and compiling, beside it
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for program, strategy, _ in choices:
             if (program, strategy) not in compiled:
                 progress.begin(program.label, 0)
                 compiled[program, strategy] = program.begin_compiling(strategy, pool)
+        clock.enter("compiling")  # what is left of it
         compiled = {choice: finish() for choice, finish in compiled.items()}
     for program, strategy, is_begun in dict.fromkeys(choices):
         fit = compiled[program, strategy]
@@ -191,7 +199,7 @@ def programs_of(lanes: Sequence[Lane]) -> list[Program]:
     uploads = Uploads()
     groups: dict[Any, list[Lane]] = {}
     for lane in lanes:
-        shapes = tuple((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(uploads.of(lane)))
+        shapes = tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(uploads.of(lane)))
         groups.setdefault((_identity(lane.case), shapes), []).append(lane)
     programs = [Program(group, uploads) for group in groups.values()]
     for program in programs:

@@ -118,7 +118,7 @@ def place_data(data: FederatedData, num_devices: int) -> FederatedData:
     Where several processes train, each has all data and places the parts of its own devices.
     """
     if num_devices == 1:
-        return jax.device_put(data)
+        return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jax.device_put(leaf), data)
     by_node = NamedSharding(node_mesh(num_devices), PartitionSpec(NODES))
     return jax.tree.map(lambda leaf: put(leaf, by_node), cut_by_owner(data, num_devices))
 

@@ -92,7 +92,7 @@ def summarize_run(
         one is not finished, "reason". A seed that diverged or was stopped has no metrics.
         "seconds": compile; run (of rounds and of evaluations between two chunks, without checkpoints); per_round, which
         is run divided by the rounds that were timed, lane by lane; rounds_a_call, the least and the most rounds of a
-        compiled call.
+        compiled call. `train` adds "command", the seconds of its `Clock`.
     """
     one_of(STATUSES, status=status)
     last, by_case, described = lines.ends(), lines.by_case(), {}
@@ -120,8 +120,8 @@ def summarize_run(
             **({"reason": [r.get("reason") for r in records]} if any(r.get("reason") for r in records) else {}),
             **{name: spread(_values(whole, name)) for name in names if name not in counts},
             **{
-                name: spread([None if line is None else own.sum_of(name, line["seed"]) for line in whole])
-                for name in counts
+                name: spread([None if line is None else sums.get(line["seed"], 0) for line in whole])
+                for name, sums in ((name, own.sums_of(name)) for name in counts)
             },
             "privacy": stated,
             "costs": {name: spread(_values(whole, total)) for name, total in _TOTALS.items() if total in present},

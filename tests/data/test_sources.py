@@ -71,6 +71,12 @@ class TestDigits:
         np.testing.assert_array_equal(digits.train_inputs.reshape(-1, 64) * 16, images[rest])
         np.testing.assert_array_equal(digits.train_labels, labels[rest])
 
+    def test_the_file_of_digits_is_what_the_package_reads(self, monkeypatch):
+        by_file = load("digits")
+        monkeypatch.setattr("jaxfl.data.sources._DIGITS", "moved")
+        for own, other in zip(by_file, load("digits"), strict=True):
+            np.testing.assert_array_equal(own, other, strict=isinstance(own, np.ndarray))
+
     def test_a_folder_is_refused(self):
         refused(lambda: load("digits", "somewhere"), "data_dir", "left out", "digits", "'somewhere'")
 

@@ -157,7 +157,7 @@ class TestFinishedRun:
         assert set(summary) >= {"experiment", "preset", "status", "seeds", "cases", "seconds", "environment"}
         assert (summary["experiment"], summary["status"], summary["seeds"]) == (finished.name, "finished", [0, 1])
         assert list(summary["cases"]) == list(finished.query().rows)
-        assert set(summary["seconds"]) == {"compile", "run", "per_round", "rounds_a_call"}
+        assert set(summary["seconds"]) == {"compile", "run", "per_round", "rounds_a_call", "command"}
         for name, row in summary["cases"].items():
             assert (row["rounds"], row["rounds_per_seed"], row["status"]) == (4, [4, 4], ["finished"] * 2)
             assert row["settings"] == jsonable(finished.query().rows[name].settings, "settings")

@@ -8,9 +8,9 @@ import pytest
 from run_files import run_bytes
 from toy_problem import NUM_NODES, TOY_LEDGER, toy_case, toy_that_counts, train_toy
 
-from jaxfl.training import Stop, Stopped
-from jaxfl.training.chunks import rounds_at_once
-from jaxfl.training.lane_record import LaneRecord
+from jaxfl.training import Diverged, FatalCount, Stop, Stopped
+from jaxfl.training.chunks import refuse_bad, rounds_at_once, summarize, summarize_lanes
+from jaxfl.training.lane_record import LaneRecord, add_chunk
 from jaxfl.training.lanes import Lane
 from jaxfl.training.lockstep import Lockstep
 
@@ -23,13 +23,18 @@ def _lanes():
     return [LaneRecord(index, Lane("A", case, index, ""), {}) for index, case in enumerate(cases)]
 
 
+def _infos(rng, length):
+    """Random infos of the three lanes."""
+    shape = (3, length, NUM_NODES)
+    counts = {name: rng.integers(9, size=shape, dtype=np.int32) for name in FIELDS[3:]}
+    return {name: rng.random(shape, np.float32) for name in FIELDS[:3]} | counts
+
+
 def test_stretches_come_back_bit_for_bit_as_if_of_one_chunk():
     """Check the lanes that run, those with a ledger and those without."""
     rng, lanes = np.random.default_rng(0), _lanes()
     for length in (3, 3, 1):
-        for lane in lanes[1:]:
-            numbers = {name: rng.random((length, NUM_NODES), np.float32) for name in FIELDS[:3]}
-            lane.add(numbers | {name: rng.integers(9, size=(length, NUM_NODES), dtype=np.int32) for name in FIELDS[3:]})
+        assert add_chunk(lanes[1:], _infos(rng, length)) == []
     saved, again = [lane.saved() for lane in lanes], _lanes()
     arrays = {name: values for _, own in saved for name, values in own.items()}
     for lane, (record, _) in zip(again, saved, strict=True):
@@ -43,6 +48,33 @@ def test_stretches_come_back_bit_for_bit_as_if_of_one_chunk():
                 expected = np.concatenate([infos[name] for infos in lane.stretch])
                 np.testing.assert_array_equal(values, expected, strict=True)
                 assert np.asarray(values).flags.c_contiguous
+
+
+def test_many_lanes_at_once_give_what_each_gives_alone():
+    """Check infos, costs, sums and the lanes that are refused, at lengths at which NumPy sums in blocks."""
+    rng, together, alone = np.random.default_rng(1), _lanes(), _lanes()
+    for length, bad in ((3, None), (2100, ("loss", np.nan)), (3, ("gradient_evaluations", 1))):
+        infos = _infos(rng, length)
+        infos["gradient_evaluations"][...] = 0
+        if bad is not None:
+            infos[bad[0]][2, -1, 1] = bad[1]
+        refused = add_chunk(together, infos, ("gradient_evaluations",))
+        assert [record.index for record in refused] == ([2] if bad else [])
+        for record in alone:
+            is_bad = bad is not None and record.index == 2
+            assert bool(add_chunk([record], infos, ("gradient_evaluations",))) == is_bad
+            own = record.stretch[-1]
+            with contextlib.ExitStack() as stack:
+                if is_bad:
+                    stack.enter_context(pytest.raises((Diverged, FatalCount)))
+                refuse_bad(own, "A", 0, 1, fatal=("gradient_evaluations",))
+            expected = {name: infos[name][record.index] for name in FIELDS}
+            expected |= TOY_LEDGER.of_round(expected)._asdict() if record.index == 1 else {}
+            for name, values in expected.items():
+                np.testing.assert_array_equal(own[name], values, strict=True)
+                np.testing.assert_array_equal(together[record.index].stretch[-1][name], values, strict=True)
+    stretches = [record.stretch for record in together[::2]]
+    np.testing.assert_equal(summarize_lanes(stretches), [summarize(stretch) for stretch in stretches])
 
 
 def test_behind_a_line_there_is_nothing_to_keep():

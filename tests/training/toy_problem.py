@@ -227,6 +227,11 @@ def train_toy(
         return training.train(cases, run=run, **{"checkpoint_every": 1, "quiet": True, **settings})
 
 
+def lasting(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary without the seconds of the last command, which a resumed run does not repeat."""
+    return {**summary, "seconds": {name: own for name, own in summary["seconds"].items() if name != "command"}}
+
+
 _EXECUTABLES: dict[Any, Any] = {}
 
 

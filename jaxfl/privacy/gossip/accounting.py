@@ -73,7 +73,7 @@ def account(
     deltas = [dp_delta] * len(listed) if np.ndim(dp_delta) == 0 else cast(Sequence[float], dp_delta)
     if num_nodes is None and not isinstance(releases, Release):
         num_nodes = len(listed)
-    plans = verbs.once(lambda *release: checked(accountant, *release, c2, num_nodes), listed, deltas)
+    plans = verbs.once(lambda one, delta: checked(accountant, one, delta, c2, num_nodes), listed, deltas)
     published = accountant.published
     relation = "replace_one" if isinstance(published, str) else published.relation(plans[0].release)
     claims = [("published", relation), *(("proven", proven) for proven in PROVEN_RELATIONS)]

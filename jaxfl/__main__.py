@@ -8,6 +8,7 @@ jaxfl report runs/privsgp_vr/NAME
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.util
 import runpy
@@ -30,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Guarantees:
         - an experiment is that of the library, whatever packages the current folder has.
         - `jaxfl epsilon` and `jaxfl report` do not import JAX.
+        - `--completion` prints a script for bash, which zsh takes after `bashcompinit`.
     """
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in _COMMANDS:
@@ -43,14 +45,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in ("--help", "-h"):
         listing.show(known, "jaxfl <name> [--help]")
         return 0
+    if name == "--version":
+        print(f"jaxfl {importlib.import_module('jaxfl').__version__}")
+        return 0
+    if name == "--completion":
+        print(_completion(package, known))
+        return 0
     if name not in known:
-        print(f"error: name: must be one of {', '.join(known)}; got {name!r}. See jaxfl --help.", file=sys.stderr)
+        near = "".join(f"Did you mean {one}? " for one in difflib.get_close_matches(name, known, n=1))
+        print(f"error: name: must be one of {', '.join(known)}; got {name!r}. {near}See jaxfl --help.", file=sys.stderr)
         return 2
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, package.leave)  # until the command line catches interrupts
     sys.argv = [f"jaxfl {name}", *rest]
     runpy.run_module(f"{package.__name__}.{name}", run_name="__main__", alter_sys=True)
     return 0
+
+
+def _completion(package: ModuleType, known: Sequence[str]) -> str:
+    """A script of bash that completes commands and options; `complete -o default` adds the names of files."""
+    frame, command = importlib.import_module("jaxfl.frame.command_line"), importlib.import_module("jaxfl.command")
+    words = {"": ["--version", "--help", *known]} | command.flags()
+    for name in set(known) - set(_COMMANDS):
+        experiment = getattr(importlib.import_module(f"{package.__name__}.{name}"), "EXPERIMENT", None)
+        words |= {} if experiment is None else {name: frame.flags(experiment)}
+    cases = "\n".join(f'    {name or "*"}) words="{" ".join(of_name)}" ;;' for name, of_name in reversed(words.items()))
+    return f"""_jaxfl() {{
+  local words
+  case $([ "$COMP_CWORD" -gt 1 ] && echo "${{COMP_WORDS[1]}}") in
+{cases}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _jaxfl jaxfl"""
 
 
 def _experiments() -> ModuleType:

@@ -53,6 +53,16 @@ _OPTIONS = {  # argument of the library -> option
 }
 
 
+_ALSO = {  # names of the same options in experiments
+    "--sites": ("--nodes", "--clients"),
+    "--batch": ("--batch-size",),
+    "--rounds": ("--iterations",),
+    "--target": ("--target-epsilon",),
+    "--delta": ("--dp-delta",),
+    "--relation": ("--neighboring-relation",),
+}
+
+
 class Method(NamedTuple):
     """Accounting of one method.
 
@@ -197,7 +207,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--out", metavar="FILE", help="the page (default RUN/report.html; of several ./report.html)")
     about = "Compute the epsilon of a planned run, or the least noise for a budget; published and proven bounds."
     epsilon = commands.add_parser("epsilon", help=about, description=about, allow_abbrev=False)
-    add = epsilon.add_argument
+
+    def add(name: str, **settings: Any) -> None:
+        epsilon.add_argument(name, *_ALSO.get(name, ()), **settings)
+
     add("--method", choices=METHODS, default="fedavg", help="method of the run; default fedavg: private local steps")
     add("--sites", type=int, required=True, metavar="N", help="number of clients, or of nodes of the graph")
     add("--samples", type=int, nargs="+", metavar="J", help="number of samples of each site, or one number for all")
@@ -206,7 +219,8 @@ def _parser() -> argparse.ArgumentParser:
     noise = epsilon.add_mutually_exclusive_group(required=True)
     multiplier = "standard deviation of the noise on a sum of clipped gradients or updates, over the clip norm"
     noise.add_argument("--noise-multiplier", type=float, metavar="Z", help=multiplier)
-    noise.add_argument("--target", type=float, metavar="EPSILON", help="epsilon for which to find the least noise")
+    budget = "epsilon for which to find the least noise"
+    noise.add_argument("--target", *_ALSO["--target"], type=float, metavar="EPSILON", help=budget)
     add("--delta", type=float, default=1e-5, help="delta of every epsilon (default 1e-5)")
     add(
         "--clip-norm",
@@ -234,6 +248,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--colluding", type=int, metavar="A", help="pairs: sites that share secrets with the observer (default 1)")
     add("--json", action="store_true", help="print JSON")
     return parser
+
+
+def flags() -> dict[str, list[str]]:
+    """Command -> its options, for a shell's completion."""
+    commands = next(action for action in _parser()._actions if isinstance(action.choices, dict)).choices
+    assert isinstance(commands, dict)
+    return {name: [*one._option_string_actions] for name, one in commands.items()}
 
 
 def _sizes(args: argparse.Namespace) -> list[int]:

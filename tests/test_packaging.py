@@ -89,9 +89,27 @@ def test_the_command_in_a_checkout_takes_the_checkouts_experiments(tmp_path, cap
     listed = capsys.readouterr().out
     assert all(f" {name} " in listed for name in ("epsilon", *EXPERIMENTS))
     assert main(["privsgp"]) == 2
-    assert re.fullmatch(
-        "error: name: must be one of epsilon, .*; got 'privsgp'. See jaxfl --help.\n", capsys.readouterr().err
-    )
+    says = r"error: name: must be one of epsilon, .*; got 'privsgp'. Did you mean privsgp_vr\? See jaxfl --help.\n"
+    assert re.fullmatch(says, capsys.readouterr().err)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"jaxfl {jaxfl.__version__}\n"
+
+
+def test_a_shell_completes_commands_and_their_options(tmp_path, capsys):
+    assert main(["--completion"]) == 0
+    script = tmp_path / "jaxfl.bash"
+    script.write_text(capsys.readouterr().out)
+
+    def completed(*words):
+        shell = f". {script}; COMP_WORDS=({' '.join(map(repr, words))}); COMP_CWORD={len(words) - 1}; _jaxfl"
+        done = subprocess.run(["bash", "-c", f'{shell}; echo "${{COMPREPLY[@]}}"'], check=True, capture_output=True)
+        return done.stdout.decode().split()
+
+    assert completed("jaxfl", "priv") == ["privsgp_vr"]
+    assert completed("jaxfl", "--ver") == ["--version"]
+    assert completed("jaxfl", "privsgp_vr", "--target") == ["--target-epsilon"]
+    assert completed("jaxfl", "epsilon", "--target") == ["--target", "--target-epsilon"]
+    assert completed("jaxfl", "bench", "") == []
 
 
 def test_a_reader_that_goes_away_ends_the_command_without_a_word():

@@ -83,16 +83,13 @@ _MOST_SHOWN = 400  # letters of what was found; a longer one is shown by its two
 _CALLED_ELSEWHERE = {  # names that other libraries and papers have for an option, and ours, the first that there is
     "epsilon": ("target_epsilon",),
     "eps": ("target_epsilon",),
-    "delta": ("dp_delta",),
     "noise_multiplier": ("noise_multiplier", "noise_std", "target_epsilon"),
     "lr": ("step_size",),
     "learning_rate": ("step_size",),
     "epochs": ("local_steps", "rounds", "iterations"),
     "local_epochs": ("local_steps",),
-    "rounds": ("iterations", "evaluate_every"),
-    "iterations": ("rounds",),
+    "rounds": ("evaluate_every",),
     "steps": ("iterations", "rounds"),
-    "clients": ("nodes",),
     "num_clients": ("nodes",),
     "agents": ("nodes",),
     "workers": ("nodes",),
@@ -107,6 +104,23 @@ _CALLED_ELSEWHERE = {  # names that other libraries and papers have for an optio
     "sigma": ("noise_multiplier", "noise_std"),
     "fraction": ("participation_rate",),
 }
+
+
+_ALSO = {  # names in `jaxfl epsilon` and ours: both are taken
+    "sites": "nodes",
+    "clients": "nodes",
+    "batch": "batch_size",
+    "rounds": "iterations",
+    "iterations": "rounds",
+    "target": "target_epsilon",
+    "delta": "dp_delta",
+    "relation": "neighboring_relation",
+}
+
+
+def flags(experiment: Experiment) -> list[str]:
+    """All options of an experiment, for a shell's completion."""
+    return [flag(name) for name in (*options(type(experiment.base)), *_KINDS)]
 
 
 def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
@@ -180,6 +194,7 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
     axes: list[Axis] = []
     for word, words in _by_option(arguments):
         name = word.removeprefix("--").replace("-", "_")
+        name = name if name in kinds or _ALSO.get(name) not in kinds else _ALSO[name]
         switch = name.removeprefix("no_")
         if name == "set":
             text = " ".join(words)

@@ -281,16 +281,28 @@ class TestListing:
     [
         ("privsgp_vr", "--epsilon", "--target-epsilon"),
         ("privsgp_vr", "--lr", "--step-size"),
-        ("privsgp_vr", "--rounds", "--iterations"),
         ("privsgp_vr", "--epochs", "--iterations"),
         ("dzofl", "--wandb", "--track"),
-        ("ali_dpfl", "--clients", "--nodes"),
+        ("ali_dpfl", "--workers", "--nodes"),
         ("ali_dpfl", "--epochs", "--local-steps"),
         ("embracing_fl", "--local-epochs", "--local-steps"),
     ],
 )
 def test_a_name_from_elsewhere_points_to_ours(experiment, written, meant):
     refused(lambda: command_line.parse(EXPERIMENTS[experiment], [written, "3"]), written, f"Did you mean {meant}?")
+
+
+def test_names_of_the_planning_command_are_taken():
+    """A plan's words become a run's."""
+    words = "--method PrivSGP --sites 9 --batch 8 --rounds 30 --target 3 --delta 1e-4 --relation replace_one"
+    other = "--nodes 9 --batch-size 8 --iterations 30 --target-epsilon 3 --dp-delta 1e-4 --neighboring-relation"
+    ours, plans = (
+        command_line.parse(EXPERIMENTS["privsgp_vr"], text.split())[0].config
+        for text in (f"--method PrivSGP {other} replace_one", words)
+    )
+    assert ours == plans
+    both = "--batch 8 --batch-size 9".split()
+    refused(lambda: command_line.parse(EXPERIMENTS["privsgp_vr"], both), "batch_size", "must be given once")
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import at_round, constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
@@ -74,6 +75,8 @@ class State(NamedTuple):
     params: PyTree  # x, leaves (n, *leaf), float32
     log: EventLog
     round_index: Array  # (), int32, rounds of n events completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

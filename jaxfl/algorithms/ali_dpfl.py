@@ -53,24 +53,14 @@ from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.steps import StepDraws
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, of_whole_models
 from jaxfl.algorithms.releases import of_chosen_steps
-from jaxfl.core import (
-    Algorithm,
-    ArgumentError,
-    Array,
-    Purpose,
-    PyTree,
-    Task,
-    Variables,
-    algorithm,
-    check,
-    over_nodes,
-    purpose_key,
-)
+from jaxfl.core import Algorithm, ArgumentError, Purpose, Task, Variables, algorithm, check, over_nodes, purpose_key
 from jaxfl.core.algorithm import constructor
 from jaxfl.core.devices import varying_like
 from jaxfl.core.info import Fatal
 from jaxfl.core.platform import is_cpu
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import number_type, replicate, size
+from jaxfl.core.types import Array, PyTree
 from jaxfl.gradients.per_example import tree_norm
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
 from jaxfl.privacy.mechanisms import NO_NOISE, require_own_noise
@@ -84,6 +74,8 @@ class State(NamedTuple):
     iterations: Array  # (), int32, local iterations that every client has made
     constants: Constants  # every client's latest estimates; 0 before the first
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

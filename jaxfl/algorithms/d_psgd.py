@@ -47,6 +47,7 @@ from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import evaluated
 from jaxfl.core.tree import consensus_distance, replicate
 from jaxfl.gradients import GradientEstimator, mini_batch
@@ -71,6 +72,8 @@ class State(NamedTuple):
     gradient: Any  # state of the gradient estimator; None for mini_batch
     round_index: Array  # (), int32, rounds completed
     optimizer: Any = None  # state of each node's optimizer, leaves (n, *leaf); None with a step size
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

@@ -69,6 +69,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.info import Fatal
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses, check_task, sample_losses
 from jaxfl.gradients import Batch, Sampler, fixed
 from jaxfl.gradients.estimator import gather
@@ -92,6 +93,8 @@ class State(NamedTuple):
 
     params: PyTree  # x, leaves (*leaf), float32
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

@@ -69,6 +69,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import number_type, size
 from jaxfl.gradients.per_example import tree_norm
 
@@ -79,6 +80,8 @@ class State(NamedTuple):
     params: PyTree  # x, block name -> leaves (*leaf), float32
     model_state: PyTree  # batch statistics, leaves (*leaf), float32; None where the task has none
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

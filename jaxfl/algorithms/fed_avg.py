@@ -45,6 +45,7 @@ from jaxfl.algorithms.exchange import plus_seeds
 from jaxfl.algorithms.releases import of_clients
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, Variables, algorithm, check, purpose_key
 from jaxfl.core.algorithm import constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import number_type, size
 from jaxfl.gradients.per_example import tree_norm
 
@@ -56,6 +57,8 @@ class State(NamedTuple):
     optimizer: Any  # state of the server optimizer
     model_state: PyTree  # batch statistics, leaves (*leaf), float32; None where the task has none
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

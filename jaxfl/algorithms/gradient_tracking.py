@@ -47,6 +47,7 @@ from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, PLAIN
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, number_type, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, fixed, mini_batch
@@ -64,6 +65,8 @@ class State(NamedTuple):
     gradient_tracker: PyTree  # y, leaves (n, *leaf), float32; private to the node
     gradient: PyTree  # g, leaves (n, *leaf), float32; private to the node
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

@@ -38,6 +38,7 @@ from jaxfl.algorithms.releases import of_noisy_states
 from jaxfl.algorithms.schedules import check_noise_scales, check_steps, noise_of, scale_at
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import consensus_distance, copied, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import Graph, require_strongly_connected, require_undirected
@@ -50,6 +51,8 @@ class State(NamedTuple):
 
     params: PyTree  # x, leaves (n, *leaf), float32; a function of what was broadcast
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

@@ -50,6 +50,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import consensus_distance, number_type, replicate, size
 
 
@@ -59,6 +60,8 @@ class State(NamedTuple):
     params: PyTree  # x, leaves (n, *leaf), float32
     model_state: PyTree  # batch statistics, leaves (n, *leaf), float32; None where the task has none
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

@@ -63,6 +63,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.check import is_traced
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
@@ -86,6 +87,8 @@ class State(NamedTuple):
     params: PyTree  # x, leaves (n, *leaf), float32; private to the node
     broadcast_params: PyTree  # x~, leaves (n, *leaf), float32
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

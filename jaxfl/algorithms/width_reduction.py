@@ -61,6 +61,7 @@ from jaxfl.core import (
     purpose_key,
 )
 from jaxfl.core.algorithm import constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import number_type, size, weighted_sum
 from jaxfl.gradients.per_example import tree_norm
 
@@ -73,6 +74,8 @@ class State(NamedTuple):
     # None where the task has none.
     model_state: PyTree
     round_index: Array  # (), int32, rounds completed
+
+    __repr__ = short_repr
 
 
 class Draws(NamedTuple):

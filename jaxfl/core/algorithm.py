@@ -33,6 +33,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.info import Info
 from jaxfl.core.keys import Key
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import number_type, with_own_buffers
 from jaxfl.core.types import Array, FederatedData, PyTree
 
@@ -95,6 +96,8 @@ class Algorithm(NamedTuple):
     node_params: Callable[[State], PyTree]
     upkeep: Callable[[State, FederatedData, Array], State] | None = None
     releases: Callable[[Sequence[int]], Any] | None = None
+
+    __repr__ = short_repr
 
 
 def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl.core.reprs import short_repr
+
 Array = jax.Array
 PyTree = Any
 
@@ -42,6 +44,8 @@ class FactoredLayer(NamedTuple):
     weighted_sum: Callable[[Array, Array, Array], PyTree]
     per_sample: Callable[[Array, Array], PyTree]
     kept: Callable[[Array, Array], tuple[Array, PyTree] | None] | None = None
+
+    __repr__ = short_repr
 
 
 class Factors(NamedTuple):
@@ -130,6 +134,8 @@ class Task(NamedTuple):
     logits: Callable[[PyTree, Array], Array] | None = None
     modes: tuple[str, ...] = ()
 
+    __repr__ = short_repr
+
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
@@ -173,6 +179,8 @@ class FederatedData(NamedTuple):
     sizes: Array  # (n,), int32, samples of each node, at least 1
     parts: PoolParts | None = None  # None: any node's samples may lie anywhere in the pool
     node_names: NodeNames | None = None  # None: nodes are numbers
+
+    __repr__ = short_repr
 
     @property
     def names(self) -> tuple[str, ...] | None:

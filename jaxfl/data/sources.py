@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tables import numbered
 from jaxfl.data import cifar, femnist, idx, imdb
 
@@ -49,6 +50,8 @@ class Dataset(NamedTuple):
     train_ids: np.ndarray | None = None  # (N,), text, identifiers of a file's training samples
     class_names: tuple[str, ...] | None = None  # (num_classes,), names of a file's classes, by their numbers in labels
     reading: Reading | None = None  # of a file of one's own
+
+    __repr__ = short_repr
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None) -> Dataset:

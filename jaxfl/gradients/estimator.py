@@ -22,6 +22,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.algorithm import constructor
 from jaxfl.core.info import Count, Discarded, Fatal
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses, check_task, of_samples
 from jaxfl.core.tree import norm, number_type, replicate
 from jaxfl.gradients import per_example
@@ -66,6 +67,8 @@ class GradientEstimator(NamedTuple):
     estimate: Callable[[Task, PyTree, Any, FederatedData, Any, Array], tuple[PyTree, Any, Info]]
     refresh: Callable[[Task, PyTree, Any, FederatedData, Array], Any] | None = None
     sampling: Sampling | None = None
+
+    __repr__ = short_repr
 
     def draw_for(self, task: Task, key: Array, round_index: Array, data: FederatedData) -> Any:
         """`draw`, as `KeyedDraws` for a task with batch statistics or dropout."""

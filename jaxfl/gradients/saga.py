@@ -31,6 +31,7 @@ from jaxfl.core import ArgumentError, Array, FederatedData, Key, PyTree, Task, c
 from jaxfl.core.algorithm import constructor
 from jaxfl.core.devices import on_shares, varying_like
 from jaxfl.core.platform import is_cpu
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import add_exactly, number_type, scale
 from jaxfl.gradients import memory, per_example
@@ -54,6 +55,8 @@ class SagaState(NamedTuple):
     mean_rounding: PyTree  # leaves (n, *leaf), float32, what rounding took from the mean; None where it is refreshed
     rows: Array  # (n, c, F), like table: the rows of the coming round's batch
     row_indices: Array  # (n, c), int32, the entries whose rows these are
+
+    __repr__ = short_repr
 
 
 class SagaDraws(NamedTuple):

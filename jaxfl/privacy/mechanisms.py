@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array, PyTree, Task, check, node_keys, one_kernel
 from jaxfl.core.normals import normals
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses
 from jaxfl.core.tree import copied, flattener, leaf_names, scale, size
 from jaxfl.privacy.shared import Secrets
@@ -52,6 +53,8 @@ class NoiseMechanism(NamedTuple):
     grid_bits: int | None = None
     secrets: Secrets | None = None
     parts: tuple[np.ndarray, np.ndarray] | None = None
+
+    __repr__ = short_repr
 
 
 NO_NOISE = NoiseMechanism("none", 0.0, draw=lambda key, params: None)

@@ -1,0 +1,40 @@
+"""Short texts of records, for people who print them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def short_repr(record: Any) -> str:
+    """The `__repr__` of a record of arrays and functions: shapes, counts and names in place of contents.
+
+    Examples:
+        >>> import numpy as np
+        >>> from typing import NamedTuple
+        >>> class State(NamedTuple):
+        ...     params: dict
+        ...     round_index: np.ndarray
+        ...     __repr__ = short_repr
+        >>> State({"w": np.zeros((4, 3)), "b": np.zeros((4, 1))}, np.int32(0))
+        State(params=2 arrays of 16 numbers, round_index=int32())
+    """
+    fields = {name: _short(value) for name, value in record._asdict().items() if not _is_empty(value)}
+    return f"{type(record).__name__}({', '.join(f'{name}={text}' for name, text in fields.items())})"
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | tuple | dict) and not value)
+
+
+def _short(value: Any) -> str:
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}({', '.join(map(str, value.shape))})"
+    if callable(value):
+        return getattr(value, "__qualname__", type(value).__name__).partition(".")[0]
+    import jax  # on use: data sets do without it
+
+    leaves = jax.tree.leaves(value)
+    if leaves and all(hasattr(leaf, "shape") for leaf in leaves):
+        return f"{len(leaves)} arrays of {sum(math.prod(leaf.shape) for leaf in leaves):,} numbers"
+    return f"{len(value)} of {type(value[0]).__name__}" if type(value) is tuple and len(value) > 3 else repr(value)

@@ -58,12 +58,13 @@ def _plot_bits(finished: Finished, names: Sequence[str], by_case: Mapping[str, L
     folder, handles = finished.run.path, {}
     figure = new_figure(7.2, 4.4, run_title(folder / "config.json"))
     axes = figure.add_subplot()
-    for number, name in enumerate(names):
-        own = by_case[name]
-        curve, style = seeds_curve(own, "test_accuracy", ("total_bits_sent",)), line_style(number)
-        label = f"{name}: {with_prefix(curve.x[-1], 'bit')} in {own[-1]['round']} rounds"
+    curves = {name: seeds_curve(by_case[name], "test_accuracy", ("total_bits_sent",)) for name in names}
+    level = min(max(curve.mean) for curve in curves.values())  # which every method reaches
+    for number, (name, curve) in enumerate(curves.items()):
+        style, first = line_style(number), next(at for at, mean in enumerate(curve.mean) if mean >= level)
+        label = f"{name}: {with_prefix(curve.x[first], 'bit')} to {level:.1%}"
         handles[label] = draw_curve(axes, curve, style)
-        axes.plot(curve.x[-1], curve.mean[-1], marker="o", color=style["color"])
+        axes.plot(curve.x[first], curve.mean[first], marker="o", color=style["color"])
     _log_x(axes, "bits sent, all devices")
     from matplotlib.ticker import EngFormatter
 

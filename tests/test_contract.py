@@ -185,7 +185,9 @@ def test_a_round_is_a_function_of_key_and_round(c):
     stored = jax.tree.map(np.asarray, half)
     assert_same(state, c.rounds(jax.tree.map(jnp.asarray, stored), 3)[0])
     draws, later = c.draw(KEY, half), c.draw(KEY, state)
-    assert_same(bits(draws), jax.tree.map(lambda leaf: leaf[3], bits(scanned_draws)))
+    # Without optimizations LLVM fuses products and sums of normal numbers in some programs only.
+    tolerance = {} if OPTIMIZED else {"rtol": 1e-6}
+    assert_same(bits(draws), jax.tree.map(lambda leaf: leaf[3], bits(scanned_draws)), **tolerance)
     elsewhere = c.draw(OTHER_KEY, half)
     all_draws = (draws, later, elsewhere)
     noises = [by_node(getattr(one, field)) for one in all_draws for field in c.row.noise_draws]

@@ -121,10 +121,10 @@ def test_exchanges_follow_the_loop(name, kind):
     actual = loop(x0, graph.mixing_matrices, references, STEP_SIZE, rounds, quantize)
     x, weight, z = actual if name == "push_sum" else (actual, None, None)
     last = done.states[-1]
-    assert relative_error(last.params, x) < 5e-5, "weights of 0.05 enlarge rounding"
+    assert relative_error(last.params, x) < 5e-4, "weights of 0.001 enlarge rounding"
     if weight is not None:
         np.testing.assert_allclose(last.push_sum_weight, weight, rtol=1e-5)
-        assert relative_error(exchanging(name, links).node_params(last), z) < 5e-5
+        assert relative_error(exchanging(name, links).node_params(last), z) < 5e-4
     for k, (draws, info) in enumerate(zip(done.draws, done.infos, strict=True)):
         edges = (graph.mixing_matrix(k) > 0) & ~np.eye(NODES, dtype=bool)
         sent = NUM_PARAMETERS * links.bits + (32 if name == "push_sum" else 0)

@@ -129,8 +129,9 @@ def test_a_clients_draws_do_not_depend_on_who_else_is_active_nor_on_the_number_o
     assert np.all(np.asarray(two.batch_indices[:, :, 2:]) >= 5), "slots of steps that do not run are empty"
     with tracing_for("gpu"):
         at_once = rounds_of(private(**options, num_steps=2), 30).steps
-    for field in ("batch_indices", "batch_overflow"):
-        assert_same(getattr(two, field), getattr(at_once, field))
+    assert_same(two.batch_overflow, at_once.batch_overflow)
+    width = at_once.batch_indices.shape[-1]  # an accelerator's batches have fewer empty slots
+    assert_same(two.batch_indices[..., :width], at_once.batch_indices)
     some, everybody = rounds_of(private(), 30), rounds_of(private(num_active=5), 30)
     for r, active in enumerate(np.asarray(some.active)):
         for own, of_all in zip(jax.tree.leaves(some.steps), jax.tree.leaves(everybody.steps), strict=True):

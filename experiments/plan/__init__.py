@@ -4,8 +4,8 @@
     jaxfl plan patients.csv --label-column ill --site-column hospital --graph roads.csv --epsilon 1 3 8
     jaxfl plan patients.csv --label-column ill --site-column hospital --epsilon 3 --private-selection geometric
 
-Each budget is run by experiments.privsgp_vr with a ladder of step sizes, and beside it four rows to compare with: each
-site by itself and all samples in one place, both at the same epsilon; all samples in one place, and all sites together,
-both without noise. Of each row the table shows the best step. All options of experiments.privsgp_vr are options here,
-and the run lies in runs/plan/NAME, where --resume finds it.
+Each budget is run by experiments.privsgp_vr with a ladder of step sizes, and beside it four rows to compare with: all
+samples in one place at the same epsilon, and, without noise, all samples in one place, all sites together, and each
+site by itself. Of each row the table shows the best step. All options of experiments.privsgp_vr are options here, and
+the run lies in runs/plan/NAME, where --resume finds it.
 """

@@ -12,7 +12,8 @@ from jaxfl.training import Measure, class_scores
 from .. import privsgp_vr
 from .table import OWN, tell
 
-STEPS = (0.03, 0.1, 0.3, 1.0, 3.0)
+BESIDE = privsgp_vr.EXPERIMENT.baselines
+STEPS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 def arguments_of(words: Sequence[str]) -> list[str]:
@@ -22,7 +23,7 @@ def arguments_of(words: Sequence[str]) -> list[str]:
         >>> arguments_of(["a.csv", "--epsilon", "1", "3", "--baselines", "alone"])
         ['--dataset', 'a.csv', '--target-epsilon', '1', '3', '--baselines', 'alone']
         >>> arguments_of(["--private-selection=geometric"])
-        ['--private-selection=geometric', '--sample', 'step_size=log:0.03:3', '--seeds', '0']
+        ['--private-selection=geometric', '--sample', 'step_size=log:0.01:3', '--seeds', '0']
     """
     given = [word.partition("=") for word in words]
     options = [("--target-epsilon" if name == "--epsilon" else name) + equals + rest for name, equals, rest in given]
@@ -52,11 +53,14 @@ def _scores(network: Network, data: Data) -> Measure:
 
 PLAN = privsgp_vr.EXPERIMENT._replace(
     name="plan",
+    description="What accuracy would my sites have, and what does each risk? FILE goes first, then options.",
     base=override(privsgp_vr.EXPERIMENT.base, OWN),
     prepare=prepare,
     grid=({"target_epsilon": (1.0, 3.0, 8.0)}, {"step_size": STEPS}, {"seed": (0, 1, 2)}),
     datasets={},
     presets={},
+    # A site that sends nothing needs no noise.
+    baselines={**BESIDE, "alone": lambda row: {**(BESIDE["without_noise"](row) or {}), **(BESIDE["alone"](row) or {})}},
     derived={
         **privsgp_vr.EXPERIMENT.derived,
         # Only the end counts. 0 until K is known.

@@ -25,12 +25,13 @@ from .. import privsgp_vr
 OWN: dict[str, Any] = {"method": "PrivSGP", "iterations": 400}
 """Options whose values differ from those of experiments.privsgp_vr."""
 
+_SILENT = ", no noise"
 _HOW = {
     "": "together",
-    "alone": "each site alone",
-    "curator": "all data in one place",
-    "without_noise": "together, without noise",
-    "pooled": "all data in one place, without noise",
+    "curator": "pooled",
+    "alone": f"alone{_SILENT}",
+    "without_noise": f"together{_SILENT}",
+    "pooled": f"pooled{_SILENT}",
 }
 _SCORES = ("accuracy", "balanced_accuracy", "auc")
 _PANELS = (
@@ -82,15 +83,15 @@ def best_of(finished: Finished) -> list[Best]:
     """The case with the best mean test accuracy over seeds, of each budget and baseline; none where all diverged."""
     groups: dict[Any, list[str]] = {}
     for name, row in finished.rows.items():
-        groups.setdefault((row.baseline, row.config.budget.target_epsilon), []).append(name)
+        limits = row.config.budget
+        groups.setdefault((row.baseline, limits.target_epsilon, limits.node_epsilons), []).append(name)
     rows = []
-    for (baseline, budget), names in groups.items():
+    for (baseline, budget, _), names in groups.items():
         results = {name: finished.summary["cases"][name] for name in names}
-        means = {name: (result.get("test_accuracy") or {}).get("mean") for name, result in results.items()}
-        ended = [name for name in names if means[name] is not None and not trouble(results[name])]
+        ended = {name: result["test_accuracy"]["mean"] for name, result in results.items() if not trouble(result)}
         if not ended:
             continue
-        name = max(ended, key=lambda name: means[name])
+        name = max(ended, key=lambda name: ended[name])
         steps = {each: finished.rows[each].config.learning.step_size for each in names}
         tried = sorted({step for step in steps.values() if not isinstance(step, str)})
         others = {**finished.rows[name].settings, "step_size": steps[name]}
@@ -126,7 +127,8 @@ def _table(finished: Finished, rows: Sequence[Best]) -> Table:
     stated = next((row.stated for row in rows if row.stated), {})
     seeds = len(finished.summary["seeds"])
     notes = [f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"]
-    notes[0] += "; worst: the worst site's; all sites have one test set"
+    notes[0] += "; worst: of the worst site; all sites have one test set"
+    notes.append("pooled: all samples in one place, with ε by DP-SGD; alone: each site by itself")
     if any(row.at_an_end for row in rows):
         notes.append("*: the first or the last step that was tried; a better one may lie beyond")
     if stated:
@@ -134,24 +136,23 @@ def _table(finished: Finished, rows: Sequence[Best]) -> Table:
         notes.append(
             f"ε: {stated['bound']}{against(stated)} ({relation}, δ = {stated['dp_delta']:g}), largest over sites"
         )
-        notes.append("guess: most often that an observer is right about one sample, of even odds (%)")
+        notes.append("guess: how often an observer is right at most about one sample, at even odds (%)")
     table = Table(title="What accuracy sites would have", caption="\n".join(notes), caption_justify="left")
     for name in ("ε", "how", "chosen"):
         table.add_column(name, overflow="fold")
     for name in metrics:
-        unit = "" if name == "auc" else " (%)"
-        table.add_column("AUC" if name == "auc" else name.removesuffix("_accuracy") + unit, justify="right")
+        label = "AUC" if name == "auc" else name.removesuffix("_accuracy")
+        table.add_column(f"{label} (%)", justify="right")
         table.add_column("worst", justify="right")
     table.add_column("guess", justify="right")
     for row in rows:
         chosen = ", ".join(f"{_short(name)}{text_of(value)}" for name, value in row.chosen.items())
-        guess = (
-            "-" if not row.stated else rounded_up(100 * best_guess(row.stated["dp_epsilon"], row.stated["dp_delta"]), 4)
-        )
+        own = row.stated
+        guess = rounded_up(100 * best_guess(own["dp_epsilon"], own["dp_delta"]), 4) if own else "-"
         names = [f"test_{name}{end}" for name in metrics for end in ("", "_worst_node")]
         cells = [format_spread(name, row.result.get(name)) for name in names]
-        epsilon = "-" if row.budget is None else rounded_up(row.budget, 3)
-        table.add_row(epsilon, _HOW[row.baseline], chosen + "*" * row.at_an_end, *cells, guess)
+        epsilon = "none" if row.budget is None else rounded_up(row.budget, 3)
+        table.add_row(epsilon, _HOW[row.baseline].removesuffix(_SILENT), chosen + "*" * row.at_an_end, *cells, guess)
     return table
 
 

@@ -170,7 +170,6 @@ def request(
     """The rows that options and axes, as given explicitly, ask for over a preset and the defaults.
 
     With `numbered` their names end with a number, so that values that read alike in six digits are told apart.
-
     Configurations that differ only in options that do not count there are one row. Rows of baselines come last.
 
     Raises:
@@ -376,10 +375,8 @@ def cases_of(
         fields |= of_own_file(config, fields.get("privacy"))
         for record in vars(config).values():
             if getattr(record, "own_test", 0):
-                fields["measures"] = {
-                    **fields.get("measures", {}),
-                    "own": record.own_scores(config.data, config.task()),
-                }
+                own = {"own": record.own_scores(config.data, config.task())}
+                fields["measures"] = {**fields.get("measures", {}), **own}
         cases[name] = Case(**fields)
     return cases
 

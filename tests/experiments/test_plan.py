@@ -49,7 +49,7 @@ def test_the_table_has_the_best_step_of_each_row_and_commands_that_make_them_aga
     assert plan(words) == 0, capsys.readouterr()
     printed = capsys.readouterr().out
     results, summary = read_results(folder / "run"), json.loads((folder / "run" / "summary.json").read_text())
-    assert len(summary["cases"]) == 4 + 4 + 2
+    assert len(summary["cases"]) == 4 + 2 + 2
     commands = [shlex.split(line) for line in printed.splitlines() if line.startswith("  jaxfl privsgp_vr")]
     for budget, command in zip((1, 8), commands, strict=True):
         means = {}
@@ -64,6 +64,8 @@ def test_the_table_has_the_best_step_of_each_row_and_commands_that_make_them_aga
         assert re.search(wanted, printed.replace("\xa0", " ")), printed
     assert "no ε pays for that choice" in printed
     assert (folder / "run" / "plots" / "plan.png").stat().st_size > 10_000
+    assert plan([*words, "--resume"]) == 0
+    assert printed.rpartition("What accuracy")[2] == capsys.readouterr().out.rpartition("What accuracy")[2]
     sites = read_results(folder / "run" / "sites.csv")
     assert {"test_balanced_accuracy", "test_auc", "test_accuracy_alone"} <= {*sites[0]}
     own = {row["site"]: row["noise_std"] for row in sites if row["case"].startswith("PrivSGP, ε = 1, step 1")}

@@ -1,5 +1,7 @@
 """Balanced accuracy and AUC of every node's model against scikit-learn."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 from helpers import refused
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 
-from jaxfl.core import Task, from_functions
+from jaxfl.core import from_functions
 from jaxfl.training import class_scores, evaluation_set
 from jaxfl.training.measures import flatten_scores, node_scores
 
@@ -20,12 +22,10 @@ def logits(params, inputs):
 
 def task(classes):
     def metrics(params, inputs, labels):
-        return {
-            "loss": jnp.zeros(len(inputs)),
-            "accuracy": (logits(params, inputs).argmax(axis=1) == labels).astype(float),
-        }
+        return {"accuracy": (logits(params, inputs).argmax(axis=1) == labels).astype(float)}
 
-    return Task(init=lambda key: jnp.zeros((4, classes)), loss=None, metrics=metrics, logits=logits)
+    plain = from_functions(lambda key: jnp.zeros((4, classes)), lambda params, inputs, labels: inputs[:, 0], metrics)
+    return plain._replace(logits=logits)
 
 
 def scored(classes, labels, batch_size=7):
@@ -34,7 +34,7 @@ def scored(classes, labels, batch_size=7):
     inputs, params = rng.normal(size=(len(labels), 4)), rng.normal(size=(NODES, 4, classes))
     inputs, params = inputs.astype(np.float32), params.astype(np.float32)
     measure = class_scores(task(classes), evaluation_set(inputs, labels, batch_size))
-    scores = jax.jit(measure.compute)(params, measure.prepare(jax.random.key(0), None))
+    scores: Any = jax.jit(measure.compute)(params, evaluation_set(inputs, labels, batch_size))
     outputs = [np.asarray(logits(one, inputs)) for one in (*params, params.mean(axis=0))]
     return scores, outputs
 
@@ -56,6 +56,7 @@ def test_equal_scikit_learns(classes):
         expected["test_auc"] = [roc_auc_score(labels, one[:, 1] - one[:, 0]) for one in outputs]
     line, nodes = flatten_scores(scores), node_scores(scores, "test")
     assert {*nodes} == {*expected}
+    assert {*scores.nodes} == {name.removeprefix("test_") for name in expected} | {"loss"}
     for name, values in expected.items():
         np.testing.assert_allclose(nodes[name], values[:NODES], rtol=1e-6)
         np.testing.assert_allclose(line[name], np.mean(values[:NODES]), rtol=1e-6)
@@ -80,8 +81,9 @@ def test_batches_change_nothing_beyond_rounding():
 
 def test_a_score_that_is_not_finite_gives_none():
     labels = unequal(2)
-    measure = class_scores(task(2), evaluation_set(np.ones((40, 4), np.float32), labels))
-    scores = measure.compute(jnp.full((NODES, 4, 2), jnp.nan), measure.prepare(jax.random.key(0), None))
+    test = evaluation_set(np.ones((40, 4), np.float32), labels)
+    measure = class_scores(task(2), test)
+    scores: Any = measure.compute(jnp.full((NODES, 4, 2), jnp.nan), test)
     assert np.isnan(scores.nodes["auc"]).all()
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 
+from jaxfl.core import ArgumentError
 from jaxfl.frame import Data, Network, Prepared, Row, override
 from jaxfl.frame.experiment import BASELINES
 from jaxfl.training import Measure, class_scores
 
 from .. import privsgp_vr
-from .table import OWN, tell
+from .table import COLUMNS, OWN, tell
 
 BESIDE = privsgp_vr.EXPERIMENT.baselines
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
@@ -38,6 +39,9 @@ def arguments_of(words: Sequence[str]) -> list[str]:
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of experiments.privsgp_vr, evaluated with scores of classes."""
+    x = next(iter(rows.values())).config.run.x
+    if x != "rounds":
+        raise ArgumentError("x", "must be left out of a plan, which draws no curves", f"got {x}", "Leave it out.")
     assert privsgp_vr.EXPERIMENT.prepare is not None
     prepared, cases = privsgp_vr.EXPERIMENT.prepare(rows), {}
     for name, case in prepared.cases.items():
@@ -68,5 +72,6 @@ PLAN = privsgp_vr.EXPERIMENT._replace(
     },
     labels={"method": "{}", "target_epsilon": "ε = {}", "step_size": "step {}"},
     finish=None,
+    columns=COLUMNS,
     tell=tell,
 )

@@ -18,7 +18,7 @@ from jaxfl.frame.run import words_of
 from jaxfl.privacy.statements import RELATIONS, against, rounded_up
 from jaxfl.training import read_results
 from jaxfl.training.sites import SITES, site_table
-from jaxfl.training.summary import format_spread, trouble
+from jaxfl.training.summary import deciding, format_spread, trouble
 
 from .. import privsgp_vr
 
@@ -34,13 +34,14 @@ _HOW = {
     "pooled": f"pooled{_SILENT}",
 }
 _SCORES = ("accuracy", "balanced_accuracy", "auc")
+COLUMNS = tuple(f"test_{name}{end}" for name in _SCORES for end in ("", "_worst_node"))
 _PANELS = (
     Panel("test_accuracy", "test accuracy, mean over sites", is_accuracy=True),
     Panel("test_accuracy_worst_node", "test accuracy, worst site", is_accuracy=True),
 )
 _UNPAID = (
-    "The steps were chosen by test results, and no ε pays for that choice. --private-selection geometric, with one"
-    " --epsilon, makes it with an ε."
+    "Steps were chosen by {}, and no ε pays for that choice. --private-selection geometric, with one --epsilon, makes"
+    " it with an ε."
 )
 
 
@@ -62,7 +63,9 @@ class Best(NamedTuple):
 
 def tell(request: Request, finished: Finished) -> list[Path]:
     """Print the table, the worst sites at the middle budget, and the commands; returns the picture."""
-    console, rows = Console(markup=False), best_of(finished)
+    rank_by = request.config.run.rank_by
+    metric = deciding(finished.summary, COLUMNS if rank_by is None else (rank_by, *COLUMNS))
+    console, rows = Console(markup=False), best_of(finished, metric)
     console.print(_table(finished, rows))
     together = [row for row in rows if not row.baseline]
     if not together:
@@ -72,15 +75,15 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     table = site_table(read_results(sites), middle.name) if sites.exists() else None
     if table is not None:
         console.print(table)
-    console.print(f"{_UNPAID}\nThese commands make the rows again:", soft_wrap=True)
+    console.print(f"{_UNPAID.format(metric.replace('_', ' '))}\nThese commands make the rows again:", soft_wrap=True)
     whole = request._replace(experiment=privsgp_vr.EXPERIMENT, changes={**OWN, **request.changes})
     for row in together:
         console.print(f"  jaxfl {whole.experiment.name} {shlex.join(words_of(whole, row.name))}", soft_wrap=True)
     return [_draw(finished, rows)]
 
 
-def best_of(finished: Finished) -> list[Best]:
-    """The case with the best mean test accuracy over seeds, of each budget and baseline; none where all diverged."""
+def best_of(finished: Finished, metric: str) -> list[Best]:
+    """The case with the largest mean of a metric over seeds, of each budget and baseline; none where all diverged."""
     groups: dict[Any, list[str]] = {}
     for name, row in finished.rows.items():
         limits = row.config.budget
@@ -88,7 +91,7 @@ def best_of(finished: Finished) -> list[Best]:
     rows = []
     for (baseline, budget, _), names in groups.items():
         results = {name: finished.summary["cases"][name] for name in names}
-        ended = {name: result["test_accuracy"]["mean"] for name, result in results.items() if not trouble(result)}
+        ended = {name: result[metric]["mean"] for name, result in results.items() if not trouble(result)}
         if not ended:
             continue
         name = max(ended, key=lambda name: ended[name])
@@ -184,6 +187,6 @@ def _draw(finished: Finished, rows: Sequence[Best]) -> Path:
             axes.set_xscale("log")
             axes.set_xticks(budgets, [f"{budget:.3g}" for budget in budgets])
             axes.minorticks_off()
-    notes = ["best step of each, chosen by test accuracy; mean and standard deviation over seeds"]
+    notes = ["best step of each; mean and standard deviation over seeds"]
     legend_below(figure, handles, notes)
     return save_figure(figure, folder / "plots" / "plan.png")

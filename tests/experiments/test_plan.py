@@ -83,9 +83,13 @@ def test_a_private_selection_pays_for_the_step(folder, capsys):
 def test_budgets_of_sites_take_the_place_of_the_ladder_of_budgets(folder, capsys):
     (folder / "budgets.csv").write_text("site,epsilon\n" + "".join(f"s{k},{k + 1}\n" for k in range(5)))
     words = "--node-epsilons budgets.csv --step-size 0.3 1 --iterations 3 --seeds 0 --hidden 4 --baselines alone"
-    assert plan([*words.split(), "--out", "run"]) == 0, capsys.readouterr()
-    assert {row["target_epsilon"] for row in read_results(folder / "run") if "target_epsilon" in row} <= {None}
-    assert re.search(r"--node-epsilons budgets.csv", capsys.readouterr().out)
+    assert plan([*words.split(), "--out", "run", "--rank-by", "test_auc_worst_node"]) == 0, capsys.readouterr()
+    printed, rows = capsys.readouterr().out, read_results(folder / "run")
+    own = {row["step_size"]: row["test_auc_worst_node"] for row in rows if row["baseline"] is None}
+    assert sorted(own) == [0.3, 1]
+    best = max(own, key=lambda step: own[step])
+    assert re.search(rf"│ 5 +│ together +│ step {best:g}\*", printed)
+    assert re.search(rf"jaxfl privsgp_vr .*--node-epsilons budgets.csv .*--step-size {best:g}", printed)
 
 
 @pytest.mark.parametrize("dp_epsilon", [0.0, 0.5, 3.0])

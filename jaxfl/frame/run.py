@@ -282,7 +282,7 @@ def words_of(request: Request, name: str) -> list[str]:
     words = [] if request.preset is None else ["--preset", request.preset]
     for option, value in (own | row.settings).items():
         words += [flag(option), *([value] if isinstance(value, str) else text_of(value).split())]
-    if row.seeds != (0,):
+    if any("seed" in part for part in request.grid):  # also by default; --seed is an option of its own
         words += ["--seeds", *map(str, row.seeds)]
     return words
 

@@ -218,8 +218,8 @@ jaxfl/training/summary.py: = float(np.median(own)) => = float(np.mean(own))
 jaxfl/training/summary.py: "rounds": max(rounds), => "rounds": min(rounds),
 jaxfl/frame/run.py: if name in request.rows and not request.rows[name].baseline] => if name in request.rows]
 jaxfl/frame/run.py: in (own | row.settings).items() => in row.settings.items()
-jaxfl/frame/run.py: if row.seeds != (0,): => if row.seeds == (0,):
-jaxfl/frame/run.py: best, row = compared[0], => best, row = compared[-1],
+jaxfl/frame/run.py: if any("seed" in part for part in request.grid): => if row.seeds == (0,):
+jaxfl/frame/run.py: best = compared[0] => best = compared[-1]
 jaxfl/frame/run.py: Best of {len(compared)} => Best of {len(request.rows)}
 jaxfl/frame/run.py: rounds = max(entry["rounds_per_seed"]) => rounds = min(entry["rounds_per_seed"])
 jaxfl/frame/selecting.py: privacy = _paid(search, cases[name], row["privacy"]) => privacy = list(row["privacy"])

@@ -57,7 +57,7 @@ def test_the_wheel_is_one_package_with_its_types_version_and_experiments(install
     assert stubs == ours
     files = [path.relative_to(site / "jaxfl" / "experiments") for path in (site / "jaxfl" / "experiments").rglob("*.*")]
     assert {path.suffix for path in files} == {".py"}
-    assert {path.parts[0] for path in files if len(path.parts) > 1} == {*EXPERIMENTS}
+    assert {path.parts[0] for path in files if len(path.parts) > 1} == {*EXPERIMENTS, "plan"}
     assert PathDistribution(site / metadata).version == jaxfl.__version__
     (script,) = PathDistribution(site / metadata).entry_points
     assert (script.group, script.name, script.load()) == ("console_scripts", "jaxfl", main)

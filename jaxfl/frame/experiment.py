@@ -101,6 +101,7 @@ class Experiment(NamedTuple):
         name_of: (flat options, names that vary) -> name, in place of labels.
         aliases: argument of the library -> the option that it comes from.
         finish: adds to the summary, and draws pictures besides the curves and the grid.
+        tell: prints the results, and draws, in place of the frame's tables and pictures; not of a private selection.
         columns: metrics of the closing table, or patterns of their names, svcca_*.
         baselines: one of `BASELINES` -> a function from a row to the options that make the baseline of it, or to None
             where it has none. alone: each site by itself, with its noise and its accountant; pooled: all samples in one
@@ -121,6 +122,7 @@ class Experiment(NamedTuple):
     name_of: Callable[[Mapping[str, Any], Collection[str]], str] | None = None
     aliases: Mapping[str, str] = {}
     finish: Callable[[Finished], Sequence[Path]] | None = None
+    tell: Callable[[Request, Finished], Sequence[Path]] | None = None
     columns: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss")
     baselines: Mapping[str, Callable[[Row], Mapping[str, Any] | None]] = {}
     run: Callable[[Request], int] | None = None
@@ -168,7 +170,6 @@ def request(
     """The rows that options and axes, as given explicitly, ask for over a preset and the defaults.
 
     With `numbered` their names end with a number, so that values that read alike in six digits are told apart.
-
     Configurations that differ only in options that do not count there are one row. Rows of baselines come last.
 
     Raises:
@@ -280,10 +281,9 @@ def _overlays(
         below.append(Overlay(overlay.changes))
 
     def config_of(values: Mapping[str, Any]) -> Any:
-        dataset = {**first, **values}.get("dataset")
         _, _, preset_overlay, command_overlay = below
         given = {**preset_overlay.changes, **command_overlay.changes, **values}
-        layer = {**of_dataset(dataset).changes, **given}
+        layer = {**of_dataset({**first, **values}.get("dataset")).changes, **given}
         for name in _rivals(experiment, given):
             layer.pop(name, None)
         layer |= of_sites(override(experiment.base, layer), given)

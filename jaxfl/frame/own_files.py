@@ -62,7 +62,8 @@ def of_own_file(config: Any, privacy: Callable[..., Sequence[Mapping[str, Any]]]
         return [{**row, "assumptions": (*row["assumptions"], *notes)} for row in privacy(*args, **options)]
 
     names = {"class_names": dataset.class_names or ()}
-    return names if privacy is None else {**names, "privacy": noted}
+    # With the parameters of `privacy`, by which a private selection tells statements at every delta.
+    return names if privacy is None else {**names, "privacy": functools.wraps(privacy)(noted)}
 
 
 def fitted(config: Any, given: Collection[str]) -> Any:

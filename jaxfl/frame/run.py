@@ -141,15 +141,13 @@ def _tell(
     decide = [*([] if where.rank_by is None else [where.rank_by]), *columns]
     if request.search is not None:
         summary["selected"] = winner_of(request.search, summary, request.rows, cases, decide)
-    console.print(summary_table(summary, columns, where.rank_by))
     ranked = ranking(summary, decide)
-    compared = _compared(request, ranked)
-    if compared and request.search is None and (directory / SITES).exists():
-        table = site_table(read_results(directory / SITES), compared[0])
-        if table is not None:
-            console.print(table)
-    if (len(compared) >= FEWEST_RANKED or request.search is not None) and columns:
-        console.print(_winner(request, summary, decide), soft_wrap=True)
+    tell = experiment.tell if request.search is None else None
+    if tell is None:
+        _print_tables(request, summary, directory, columns, decide)
+    else:
+        with clock.phase("pictures"):
+            pictures += tell(request, finished)
     for name, entry in summary["cases"].items():
         if "budget_spent" in entry.get("status", ()):
             rounds = max(entry["rounds_per_seed"])
@@ -165,7 +163,9 @@ def _tell(
             console.print(f"{note}: {', '.join(reasons)}")
     settings = {name: row.settings for name, row in request.rows.items() if not row.baseline}
     clock.enter("pictures")
-    paths = ", ".join(map(str, [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]))
+    if tell is None:
+        pictures = [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]
+    paths = ", ".join(map(str, pictures))
     summary["seconds"]["command"] = clock.seconds()
     records.write_summary(summary)
     if secrecy.publish is not None:
@@ -260,6 +260,33 @@ def _compared(request: Request, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in request.rows and not request.rows[name].baseline]
 
 
+def _print_tables(
+    request: Request, summary: Mapping[str, Any], directory: Path, columns: Sequence[str], decide: Sequence[str]
+) -> None:
+    """Print the closing table, the sites of the best case, and its command."""
+    console = Console(markup=False)
+    console.print(summary_table(summary, columns, request.config.run.rank_by))
+    compared = _compared(request, ranking(summary, decide))
+    if compared and request.search is None and (directory / SITES).exists():
+        table = site_table(read_results(directory / SITES), compared[0])
+        if table is not None:
+            console.print(table)
+    if (len(compared) >= FEWEST_RANKED or request.search is not None) and columns:
+        console.print(_winner(request, summary, decide), soft_wrap=True)
+
+
+def words_of(request: Request, name: str) -> list[str]:
+    """The options of one row, in which only seeds vary, as words of a command line."""
+    known, row = options(type(request.config)), request.rows[name]
+    own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}
+    words = [] if request.preset is None else ["--preset", request.preset]
+    for option, value in (own | row.settings).items():
+        words += [flag(option), *([value] if isinstance(value, str) else text_of(value).split())]
+    if any("seed" in part for part in request.grid):  # also by default; --seed is an option of its own
+        words += ["--seeds", *map(str, row.seeds)]
+    return words
+
+
 def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]) -> str:
     """The best of the compared cases, as a command; of a private selection its options and what choosing it costs."""
     if request.search is not None:
@@ -272,15 +299,8 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
         stated = [f"  {statement_text(one)}" for one in winner["privacy"]]
         return "\n".join([f"{text} the other runs and their number stay secret:", *stated])
     compared, metric = _compared(request, ranking(summary, metrics)), deciding(summary, metrics)
-    best, row = compared[0], request.rows[compared[0]]
-    known = options(type(request.config))
-    own = {name: value for name, value in request.changes.items() if known[name].saved or name == "data_dir"}
-    words = [] if request.preset is None else ["--preset", request.preset]
-    for option, value in (own | row.settings).items():
-        words += [flag(option), *([value] if isinstance(value, str) else text_of(value).split())]
-    if row.seeds != (0,):
-        words += ["--seeds", *map(str, row.seeds)]
-    command = f"{request.experiment.command} {shlex.join(words)}"
+    best = compared[0]
+    command = f"{request.experiment.command} {shlex.join(words_of(request, best))}"
     entry = summary["cases"][best]
     value = ", ".join(filter(None, [format_spread(metric, entry.get(metric)), trouble(entry)]))
     text = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}); reproduce with"

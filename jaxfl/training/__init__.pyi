@@ -3,6 +3,7 @@ from jaxfl.training.case import Case as Case
 from jaxfl.training.case import EvaluationSet as EvaluationSet
 from jaxfl.training.case import Measure as Measure
 from jaxfl.training.chunks import Diverged as Diverged
+from jaxfl.training.classes import class_scores as class_scores
 from jaxfl.training.clock import Clock as Clock
 from jaxfl.training.final_params import load_params as load_params
 from jaxfl.training.hooks import Evaluation as Evaluation

@@ -373,7 +373,7 @@ class Lockstep:
     def _lines(self, records: Sequence[LaneRecord], measured: Mapping[str, PyTree], round_index: int) -> list[dict]:
         """A line of metrics.jsonl for each lane, with which its next stretch begins."""
         columns: dict[str, list[float]] = {}
-        nodes: tuple[str, list[Any]] | None = None
+        nodes: dict[str, list[Any]] | None = None
         for name in self._program.measures:
             values = measured[name]
             nodes = node_scores(values, name) if isinstance(values, Scores) else nodes
@@ -385,7 +385,8 @@ class Lockstep:
             record.totals = add_costs(record.totals, record.stretch)
             infos = {name: summary.get(name) for name in self._compiled.fields}  # null in round 0
             record.stretch, record.last_line = [], round_index
-            record.nodes = record.nodes if nodes is None else {nodes[0]: nodes[1][record.index]}
+            own = {} if nodes is None else nodes
+            record.nodes = {name: values[record.index] for name, values in own.items()} or record.nodes
             line = {"case": record.lane.name, "seed": record.lane.seed, "round": round_index}
             if "loss" in infos:
                 line["train_loss"] = infos.pop("loss")

@@ -1,7 +1,8 @@
 """Measurements at evaluations: scores on test sets, with calibrated batch statistics or without; stationarity.
 
 For each metric of the task three numbers are reported: `test_<name>` (mean over nodes), `test_<name>_worst_node`, and
-`test_<name>_average_model` (the metric of the mean over nodes of `node_params`).
+`test_<name>_average_model` (the metric of the mean over nodes of `node_params`). `jaxfl.training.class_scores`
+adds two metrics that are no means over samples.
 
 Calibration: static batch normalization tracks no statistics while it trains. HeteroFL's server asks the clients for
 them after training; here they are measured on a few of their samples, drawn once a seed.
@@ -37,6 +38,8 @@ from jaxfl.core.tasks import calibrated_state, sample_losses, sample_metrics
 from jaxfl.data.pool import SomeSamples, some_samples
 from jaxfl.training.case import EvaluationSet, Measure, Scores, larger_is_worse
 from jaxfl.training.chunks import Diverged
+
+_OF_CLASSES = ("balanced_accuracy", "auc")
 
 
 def evaluation_set(inputs: Any, labels: Any, batch_size: int = 256) -> EvaluationSet:
@@ -126,11 +129,15 @@ def flatten_scores(scores: Scores, measure: str = "test") -> dict[str, Any]:
     return line
 
 
-def node_scores(scores: Scores, measure: str) -> tuple[str, list[Any]]:
-    """Name and every node's value of the first metric in a line of `flatten_scores`; lanes in front stay there."""
-    name = min(scores.nodes, key=lambda name: (name != "accuracy", name))
-    values = np.asarray(scores.nodes[name], dtype=np.float64) / np.asarray(scores.num_samples)[..., None]
-    return f"{measure}_{name}", values.tolist()
+def node_scores(scores: Scores, measure: str) -> dict[str, list[Any]]:
+    """Name -> every node's value, of the first metric in a line of `flatten_scores` and those of `class_scores`.
+
+    Lanes in front stay there.
+    """
+    first = min(scores.nodes, key=lambda name: (name != "accuracy", name))
+    size = np.asarray(scores.num_samples)[..., None]
+    names = [first, *(name for name in _OF_CLASSES if name in scores.nodes and name != first)]
+    return {f"{measure}_{name}": (np.asarray(scores.nodes[name], np.float64) / size).tolist() for name in names}
 
 
 def refuse_bad_scores(

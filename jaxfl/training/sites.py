@@ -17,7 +17,7 @@ import rich.table
 from jaxfl.privacy.statements import RELATIONS, against, rounded_up
 from jaxfl.training.case import larger_is_worse
 from jaxfl.training.lanes import Lane
-from jaxfl.training.summary import format_spread, spread
+from jaxfl.training.summary import format_spread, in_percent, spread
 
 SITES = "sites.csv"
 _ALONE = "alone"  # a part of the name of the case in which every site learns by itself
@@ -112,7 +112,7 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
     table.add_column("site", overflow="fold")
     for name in ("samples", "ε", "noise std", *metrics):
         label = name.replace("_", " ") + (" together" if f"{name}_{_ALONE}" in metrics else "")
-        table.add_column(label + (" (%)" if "accuracy" in name else ""), justify="right")
+        table.add_column(label + (" (%)" if in_percent(name) else ""), justify="right")
     for site in order:
         own = groups[site]
         epsilons = [row["dp_epsilon"] for row in own if row["dp_epsilon"] is not None]

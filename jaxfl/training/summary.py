@@ -255,7 +255,7 @@ def summary_table(
     table.add_column("case", overflow="fold")  # names with the same first letters must stay distinct
     table.add_column("rounds", justify="right")
     for name in shown:
-        unit = " (%)" if "accuracy" in name else ""
+        unit = " (%)" if in_percent(name) else ""
         table.add_column(name.replace("_", " ") + unit, justify="right")
     if any(costs.values()):
         table.add_column("sent, time, energy", justify="right")
@@ -295,6 +295,11 @@ def trouble(row: Mapping[str, Any]) -> str:
     return ", ".join(bad if len(statuses) == 1 else texts).replace("_", " ")
 
 
+def in_percent(name: str) -> bool:
+    """True for a metric that is shown in per cent."""
+    return "accuracy" in name or "_auc" in name
+
+
 def format_spread(name: str, value: Mapping[str, Any] | None) -> str:
     r"""One cell: accuracies in per cent, other numbers with three digits.
 
@@ -307,7 +312,7 @@ def format_spread(name: str, value: Mapping[str, Any] | None) -> str:
     if value is None or value["mean"] is None:
         return "-"
     parts = [part for part in (value["mean"], value["std"]) if part is not None]
-    texts = [f"{100 * part:.1f}" if "accuracy" in name else f"{part:.3g}" for part in parts]
+    texts = [f"{100 * part:.1f}" if in_percent(name) else f"{part:.3g}" for part in parts]
     # No-break spaces: a narrow table breaks its headings, not its numbers.
     return "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}".join(texts)
 

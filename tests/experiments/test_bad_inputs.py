@@ -9,6 +9,7 @@ import pytest
 import toy_experiment
 
 from experiments import EXPERIMENTS
+from experiments.plan.request import PLAN
 from jaxfl.data import load, partition_dataset
 from jaxfl.frame import main
 from jaxfl.gradients import memory
@@ -67,7 +68,7 @@ def rows():
 def refused(name, arguments, option, capsys, says=""):
     """Run the command line in this process; the one sentence names the option, and says what a pattern asks for."""
     before = sorted(Path().rglob("*"))
-    assert main({**EXPERIMENTS, "toy": toy_experiment.EXPERIMENT}[name], arguments) == 2
+    assert main({**EXPERIMENTS, "plan": PLAN, "toy": toy_experiment.EXPERIMENT}[name], arguments) == 2
     output = capsys.readouterr()
     assert output.out == ""
     assert output.err.startswith(f"error: {option}: ")

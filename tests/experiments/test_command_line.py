@@ -263,7 +263,7 @@ class TestListing:
     def test_names_every_experiment_and_the_benchmarks(self, capsys):
         assert listing.main([]) == 0
         printed = "".join(capsys.readouterr().out.split())
-        assert set(listing.commands()) == {*EXPERIMENTS, "bench", "report"}
+        assert set(listing.commands()) == {*EXPERIMENTS, "bench", "plan", "report"}
         assert all(experiment.description[:30].replace(" ", "") in printed for experiment in EXPERIMENTS.values())
 
     @pytest.mark.parametrize(

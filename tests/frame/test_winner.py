@@ -2,10 +2,11 @@
 
 import shlex
 
+import pytest
 from toy_experiment import EXPERIMENT, ask
 
 from jaxfl.frame.command_line import parse
-from jaxfl.frame.run import _winner
+from jaxfl.frame.run import _winner, words_of
 from jaxfl.training import summary_table
 from jaxfl.training.summary import ranking
 
@@ -29,6 +30,15 @@ def test_the_command_asks_for_the_best_case():
     command = shlex.split(text.splitlines()[1].removeprefix(f"  {EXPERIMENT.command} "))
     (again,) = parse(EXPERIMENT, command)[0].rows.values()
     assert (again.config, again.seeds) == (query.rows[best].config, (2, 0))
+
+
+@pytest.mark.parametrize(("seeds", "written"), [("--seed 3", (3,)), ("", (0,)), ("--seeds 0", (0,))])
+def test_the_command_has_the_seeds_once(seeds, written):
+    query = ask(f"--shape circle --grid rounds=5,7 {seeds}")
+    with_default = EXPERIMENT._replace(grid=(*EXPERIMENT.grid, {"seed": (0, 1)}))  # as some data sets have
+    experiment = with_default if "--seeds" in seeds else EXPERIMENT
+    (again,) = parse(experiment, words_of(query, list(query.rows)[1]))[0].rows.values()
+    assert again.seeds == written
 
 
 def test_the_worst_node_may_rank():

@@ -1,0 +1,192 @@
+"""The best step of each budget and baseline: a table, a picture, and the command lines that make these rows again."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from jaxfl.analysis.plots import Panel, legend_below, line_style, new_figure, run_title, save_figure, style_axes
+from jaxfl.frame import Finished, Request
+from jaxfl.frame.options import text_of
+from jaxfl.frame.run import words_of
+from jaxfl.privacy.statements import RELATIONS, against, rounded_up
+from jaxfl.training import read_results
+from jaxfl.training.sites import SITES, site_table
+from jaxfl.training.summary import deciding, format_spread, trouble
+
+from .. import privsgp_vr
+
+OWN: dict[str, Any] = {"method": "PrivSGP", "iterations": 400}
+"""Options whose values differ from those of experiments.privsgp_vr."""
+
+_SILENT = ", no noise"
+_HOW = {
+    "": "together",
+    "curator": "pooled",
+    "alone": f"alone{_SILENT}",
+    "without_noise": f"together{_SILENT}",
+    "pooled": f"pooled{_SILENT}",
+}
+_SCORES = ("accuracy", "balanced_accuracy", "auc")
+COLUMNS = tuple(f"test_{name}{end}" for name in _SCORES for end in ("", "_worst_node"))
+_PANELS = (
+    Panel("test_accuracy", "test accuracy, mean over sites", is_accuracy=True),
+    Panel("test_accuracy_worst_node", "test accuracy, worst site", is_accuracy=True),
+)
+_UNPAID = (
+    "Steps were chosen by {}, and no ε pays for that choice. --private-selection geometric, with one --epsilon, makes"
+    " it with an ε."
+)
+
+
+class Best(NamedTuple):
+    """The best case of a budget, or of a baseline at it."""
+
+    name: str
+    baseline: str  # empty: no baseline
+    budget: float | None  # the largest of a site; None without noise
+    chosen: dict[str, Any]  # the options that it was chosen by
+    at_an_end: bool  # a better step may lie beyond those that were tried
+    result: Mapping[str, Any]  # its entry of the summary
+
+    @property
+    def stated(self) -> Mapping[str, Any]:
+        """Its first statement with an epsilon; empty without."""
+        return next((one for one in self.result["privacy"] if one["dp_epsilon"] is not None), {})
+
+
+def tell(request: Request, finished: Finished) -> list[Path]:
+    """Print the table, the worst sites at the middle budget, and the commands; returns the picture."""
+    rank_by = request.config.run.rank_by
+    metric = deciding(finished.summary, COLUMNS if rank_by is None else (rank_by, *COLUMNS))
+    console, rows = Console(markup=False), best_of(finished, metric)
+    console.print(_table(finished, rows))
+    together = [row for row in rows if not row.baseline]
+    if not together:
+        return []
+    middle = together[len(together) // 2]
+    sites = finished.run.path / SITES
+    table = site_table(read_results(sites), middle.name) if sites.exists() else None
+    if table is not None:
+        console.print(table)
+    console.print(f"{_UNPAID.format(metric.replace('_', ' '))}\nThese commands make the rows again:", soft_wrap=True)
+    whole = request._replace(experiment=privsgp_vr.EXPERIMENT, changes={**OWN, **request.changes})
+    for row in together:
+        console.print(f"  jaxfl {whole.experiment.name} {shlex.join(words_of(whole, row.name))}", soft_wrap=True)
+    return [_draw(finished, rows)]
+
+
+def best_of(finished: Finished, metric: str) -> list[Best]:
+    """The case with the largest mean of a metric over seeds, of each budget and baseline; none where all diverged."""
+    groups: dict[Any, list[str]] = {}
+    for name, row in finished.rows.items():
+        limits = row.config.budget
+        groups.setdefault((row.baseline, limits.target_epsilon, limits.node_epsilons), []).append(name)
+    rows = []
+    for (baseline, budget, _), names in groups.items():
+        results = {name: finished.summary["cases"][name] for name in names}
+        ended = {name: result[metric]["mean"] for name, result in results.items() if not trouble(result)}
+        if not ended:
+            continue
+        name = max(ended, key=lambda name: ended[name])
+        steps = {each: finished.rows[each].config.learning.step_size for each in names}
+        tried = sorted({step for step in steps.values() if not isinstance(step, str)})
+        others = {**finished.rows[name].settings, "step_size": steps[name]}
+        chosen = {key: value for key, value in others.items() if key not in ("target_epsilon", "baseline")}
+        at_an_end = len(tried) > 1 and steps[name] in (tried[0], tried[-1])
+        best = Best(name, baseline, budget, chosen, at_an_end, results[name])
+        if not math.isfinite(budget):  # no noise, or a budget of each site
+            best = best._replace(budget=best.stated.get("dp_epsilon"))
+        rows.append(best)
+    order = [*_HOW]
+    return sorted(rows, key=lambda row: (math.inf if row.budget is None else row.budget, order.index(row.baseline)))
+
+
+def best_guess(dp_epsilon: float, dp_delta: float) -> float:
+    """The largest chance of a right guess whether one sample took part, where either is equally likely.
+
+    Of errors of both kinds a mechanism with (epsilon, delta) leaves at least 2 (1 - delta) / (1 + e^epsilon) in all.
+
+    Examples:
+        >>> [round(best_guess(dp_epsilon, 1e-5), 3) for dp_epsilon in (0, 1, 3)]
+        [0.5, 0.731, 0.953]
+
+    References:
+        Kairouz, Oh, Viswanath: "The Composition Theorem for Differential Privacy", ICML 2015, arXiv:1311.0776,
+        theorem 2.1.
+    """
+    return 1 - (1 - dp_delta) / (1 + math.exp(dp_epsilon))
+
+
+def _table(finished: Finished, rows: Sequence[Best]) -> Table:
+    """A row a budget and baseline, mean ± standard deviation over seeds."""
+    metrics = [name for name in _SCORES if any(f"test_{name}" in row.result for row in rows)]
+    stated = next((row.stated for row in rows if row.stated), {})
+    seeds = len(finished.summary["seeds"])
+    notes = [f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"]
+    notes[0] += "; worst: of the worst site; all sites have one test set"
+    notes.append("pooled: all samples in one place, with ε by DP-SGD; alone: each site by itself")
+    if any(row.at_an_end for row in rows):
+        notes.append("*: the first or the last step that was tried; a better one may lie beyond")
+    if stated:
+        relation = RELATIONS.get(stated["neighboring_relation"], stated["neighboring_relation"])
+        notes.append(
+            f"ε: {stated['bound']}{against(stated)} ({relation}, δ = {stated['dp_delta']:g}), largest over sites"
+        )
+        notes.append("guess: how often an observer is right at most about one sample, at even odds (%)")
+    table = Table(title="What accuracy sites would have", caption="\n".join(notes), caption_justify="left")
+    for name in ("ε", "how", "chosen"):
+        table.add_column(name, overflow="fold")
+    for name in metrics:
+        label = "AUC" if name == "auc" else name.removesuffix("_accuracy")
+        table.add_column(f"{label} (%)", justify="right")
+        table.add_column("worst", justify="right")
+    table.add_column("guess", justify="right")
+    for row in rows:
+        chosen = ", ".join(f"{_short(name)}{text_of(value)}" for name, value in row.chosen.items())
+        own = row.stated
+        guess = rounded_up(100 * best_guess(own["dp_epsilon"], own["dp_delta"]), 4) if own else "-"
+        names = [f"test_{name}{end}" for name in metrics for end in ("", "_worst_node")]
+        cells = [format_spread(name, row.result.get(name)) for name in names]
+        epsilon = "none" if row.budget is None else rounded_up(row.budget, 3)
+        table.add_row(epsilon, _HOW[row.baseline].removesuffix(_SILENT), chosen + "*" * row.at_an_end, *cells, guess)
+    return table
+
+
+def _short(name: str) -> str:
+    return "step " if name == "step_size" else "" if name == "method" else f"{name.replace('_', ' ')} "
+
+
+def _draw(finished: Finished, rows: Sequence[Best]) -> Path:
+    """Mean and worst site's accuracy against epsilon; what has no noise is a level."""
+    folder = finished.run.path
+    figure = new_figure(10.4, 4.2, run_title(folder / "config.json"))
+    all_axes, handles = figure.subplots(1, 2, sharey=True), {}
+    budgets = sorted({row.budget for row in rows if row.budget is not None})
+    for axes, panel in zip(all_axes, _PANELS, strict=True):
+        for number, baseline in enumerate(_HOW):
+            own = [row for row in rows if row.baseline == baseline]
+            values = [row.result[panel.metric] for row in own]
+            heights, style = [value["mean"] for value in values], line_style(number)
+            if not own:
+                continue
+            if own[0].budget is None:
+                handles[_HOW[baseline]] = axes.axhline(heights[0], linewidth=1.8, **style)
+                continue
+            spread = [value["std"] or 0.0 for value in values]
+            x = [row.budget for row in own]
+            handles[_HOW[baseline]] = axes.errorbar(x, heights, spread, marker="o", capsize=3, linewidth=1.8, **style)
+        style_axes(axes, panel, "privacy budget ε of every site")
+        if budgets:
+            axes.set_xscale("log")
+            axes.set_xticks(budgets, [f"{budget:.3g}" for budget in budgets])
+            axes.minorticks_off()
+    notes = ["best step of each; mean and standard deviation over seeds"]
+    legend_below(figure, handles, notes)
+    return save_figure(figure, folder / "plots" / "plan.png")

@@ -121,9 +121,9 @@ def pool_positions(method, data, draws):
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
-        ("w1", {"loop", "stacked"}),
+        ("w1", {"loop", "stacked", "vmap_compiled"}),
         ("w3_mlp", {"vmap_grad", "ghost"}),
-        ("w4", {"loop", "stacked"}),
+        ("w4", {"loop", "stacked", "vmap_compiled"}),
         pytest.param("w2", {"loop"}, marks=pytest.mark.slow),
         pytest.param("w3_cnn", {"vmap_grad", "ghost"}, marks=pytest.mark.slow),
         pytest.param("w5", {"loop"}, marks=pytest.mark.slow),
@@ -179,6 +179,7 @@ def test_pytorch_has_the_same_parameters():
 def test_pytorch_rows_are_timed_beside_ours(monkeypatch):
     pytest.importorskip("torch")
     report = peers.suite({"w1": WORKLOADS["w1"]}, "torch")
-    rates = {row: report[f"peers/w1_{row}"].value for row in ("jaxfl", "torch_loop", "torch_stacked")}
-    best = max(rates["torch_loop"], rates["torch_stacked"])
+    rows = ("torch_loop", "torch_stacked", "torch_vmap_compiled")
+    rates = {row: report[f"peers/w1_{row}"].value for row in ("jaxfl", *rows)}
+    best = max(rates[row] for row in rows)
     assert report["peers/w1_vs_torch"].value == pytest.approx(rates["jaxfl"] / best)

@@ -27,6 +27,8 @@ WORKLOADS = {
     "w3_cnn": FEW._replace(method="dp_sgd"),
     "w5": FEW._replace(network=PROJECTED, method="fed_avg", num_nodes=2),
 }
+# torch.compile imports what PyTorch itself calls outdated.
+FROM_TORCH = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.script_method` is deprecated:DeprecationWarning")
 
 
 def leaves(*trees):
@@ -118,6 +120,7 @@ def pool_positions(method, data, draws):
     return indices[np.asarray(draws.active)[:, None, None], np.asarray(draws.steps.batch_indices)]
 
 
+@FROM_TORCH
 @pytest.mark.parametrize(
     ("name", "rows"),
     [
@@ -175,6 +178,7 @@ def test_pytorch_has_the_same_parameters():
             torch_rows.network(model, {**zeros, "other": next(iter(zeros.values()))})
 
 
+@FROM_TORCH
 @pytest.mark.bench
 def test_pytorch_rows_are_timed_beside_ours(monkeypatch):
     pytest.importorskip("torch")

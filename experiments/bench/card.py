@@ -131,13 +131,13 @@ def card(
     if call not in {*CALLS, *NAMES}:
         remedy = f"Boxes: {', '.join(NAMES)}."
         raise ArgumentError("call", f"must be {', '.join(CALLS)} or the name of a box", f"got {call!r}", remedy)
-    if out is None and call in {*CALLS, *RUNS}:
-        raise ArgumentError("--out", "must be given", "got none", "Name a folder for the results.")
-    if call in CALLS:
-        jax.config.update("jax_platforms", "cpu")  # of this process only
-        run_call(call, out, small=small, data_dir=data_dir)
-        return
-    if call in RUNS:
+    if call in {*CALLS, *RUNS}:
+        if out is None:
+            raise ArgumentError("--out", "must be given", "got none", "Name a folder for the results.")
+        if call in CALLS:
+            jax.config.update("jax_platforms", "cpu")  # of this process only
+            run_call(call, out, small=small, data_dir=data_dir)
+            return
         numbers = result(call, out, data_dir, small=small)
     else:
         from experiments.bench.card_boxes import BOXES  # makes arrays, and so takes the card: in a box only

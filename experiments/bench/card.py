@@ -47,13 +47,13 @@ class Box(NamedTuple):
 
 
 CALLS = {
-    "results": tuple(map(Box, RUNS, (135, 135, 160, 110))),
+    "results": tuple(map(Box, RUNS, (150, 130, 150, 110))),
     "numbers": (
         Box("sweeps", 120),
-        Box("rounds", 80),
-        Box("convolutions", 60),
-        Box("tests", 70),
-        Box("ceilings", 30),
+        Box("rounds", 85),
+        Box("convolutions", 55),
+        Box("tests", 65),
+        Box("ceilings", 35),
     ),
     "harness": (Box("hangs", 20), Box("fails", 60), Box("ceilings", 60)),
 }

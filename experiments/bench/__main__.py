@@ -1,4 +1,4 @@
-"""The command line: python -m experiments.bench SUITE --json FILE [--against torch]; `all` runs every suite."""
+"""The command line: python -m experiments.bench SUITE --json FILE [--against LIBRARY]; `all` runs every suite."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Rounds per second on the workloads that other libraries are measured on, alone or beside PyTorch.
+"""Rounds per second on the workloads that other libraries are measured on, alone or beside PyTorch or fluke.
 
 `SETTINGS` has the rows: `fed_avg`; the same with DP-SGD at every client, "dp_sgd", where each sample's gradient is
 clipped to `clip_norm` in L2 and the mean gets noise of `noise_std`; `push_sum` over the exponential graph, without
@@ -6,12 +6,14 @@ noise. The networks: an MLP, the CNN of `jaxfl.models.cnn` (1,663,370 parameters
 and projections.
 
 Images of noise, float32, 600 samples a client, SGD without momentum. A call runs several rounds in one loop with the
-state donated; batches are drawn in it, and the infos dropped. The rows of PyTorch are in `torch_rows`: the same
-rounds from the same parameters, which take turns with ours in one process. w1_vs_torch and its like are our rate over
-that of PyTorch's fastest row. Run that alone on the machine: if other processes take cores, PyTorch's threads wait
-for one another, and the ratios are far too good for us (w1: 32 beside many, 1.3 by the processor's time on one core).
+state donated; batches are drawn in it, and the infos dropped. The rows of PyTorch are in `torch_rows`, those of fluke,
+which has FedAvg of the MLP only, in `fluke_rows`: the same rounds from the same parameters, which take turns with ours
+in one process. w1_vs_torch and its like are our rate over that of the library's fastest row. Run that alone on the
+machine: if other processes take cores, PyTorch's threads wait for one another, and the ratios are far too good for us
+(w1: 32 beside many, 1.3 by the processor's time on one core).
 """
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +28,7 @@ from jaxfl.core import Algorithm, ArgumentError, FederatedData
 from jaxfl.core.platform import platform
 from jaxfl.models import cnn, mlp, resnet20
 
-PEERS = ("torch",)
+PEERS = {"torch": "torch", "fluke": "fluke-fl"}  # library -> its name on the package index
 ALL_CORES = True
 MLP = Network(mlp((784, 128, 10)), "mlp", (784,))
 SMALL = Network(mlp((784, 32, 10)), "mlp", (784,))
@@ -75,7 +77,7 @@ def require_peer(peer: str) -> None:
             importlib.util.find_spec(peer) is not None,
             "must name an installed library",
             f"{peer} is not installed",
-            f"Install it (pip install {peer}), or leave --against out.",
+            f"Install it (pip install {PEERS.get(peer, peer)}), or leave --against out.",
         ),
         (backend == "cpu", "compares on a CPU", f"JAX runs on {backend}", "Set JAX_PLATFORMS=cpu."),
     ):
@@ -92,17 +94,16 @@ def suite(settings: dict[str, Setting] = SETTINGS, against: str | None = None) -
         calls: dict[str, Callable[[], float]] = {"jaxfl": ours}
         rounds = {"jaxfl": setting.rounds}
         if against is not None:
-            for row, (call, count) in peer_calls(setting, data).items():
+            for row, (call, count) in peer_calls(against, setting, data).items():
                 calls[f"{against}_{row}"], rounds[f"{against}_{row}"] = call, count
         report |= rates(name, setting, ours, in_turns(calls, setting.repeats, rounds))
     return report
 
 
-def peer_calls(setting: Setting, data: FederatedData) -> dict[str, tuple[Callable[[], float], int]]:
+def peer_calls(peer: str, setting: Setting, data: FederatedData) -> dict[str, tuple[Callable[[], float], int]]:
     """Row -> (function that runs rounds and returns their seconds, number of rounds)."""
-    from experiments.bench import torch_rows  # not at the top: without a peer nothing of it need be installed
-
-    return torch_rows.calls(setting, data)
+    # Not at the top: without a peer nothing of it need be installed.
+    return importlib.import_module(f"{__package__}.{peer}_rows").calls(setting, data)
 
 
 def rates(name: str, setting: Setting, ours: Runner, seconds: dict[str, np.ndarray]) -> dict[str, Measurement]:

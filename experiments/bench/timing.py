@@ -16,8 +16,6 @@ from jaxfl.analysis.plots import Panel, line_style, style_axes
 from jaxfl.core import PyTree
 from jaxfl.core.platform import is_cpu
 
-BUFFERS = "--xla_gpu_enable_command_buffer="
-"""Flag of XLA, whose value says which parts of a program a GPU replays as a graph."""
 Number = dict[str, Any]
 """A number of `bench card`: name, value and unit; low and high, the extremes of the repeats; other facts."""
 

@@ -4,6 +4,7 @@
 |---|---|
 | loop | a Python loop over nodes, each step `cross_entropy`, `backward`, `torch.optim.SGD` |
 | stacked | all nodes' MLPs in one batched product a layer (`baddbmm`), by hand |
+| vmap_compiled | all nodes' MLPs at once by `torch.func`: `vmap(grad)` and the step in `torch.compile`, as for speed |
 | vmap_grad | DP-SGD in a loop over clients, a sample's gradient by `torch.func`: `vmap(grad)` |
 | ghost | DP-SGD in a loop over clients, norms from layer inputs and errors, one backward pass, by hand |
 
@@ -76,14 +77,14 @@ def rivals(setting: Setting, params: PyTree, data: FederatedData) -> dict[str, R
     start, model = as_torch(params), setting.network.model
     rows: dict[str, Callable[..., Rival]]
     if setting.method == "push_sum":
-        rows = {"loop": push_sum_loop, "stacked": push_sum_stacked}
+        rows = {"loop": push_sum_loop, "stacked": push_sum_stacked, "vmap_compiled": by_vmap_compiled}
     elif setting.method == "dp_sgd":
         kinds = {"vmap_grad": by_vmap, "ghost": by_ghost_norms}
         rows = {name: partial(client_loop, partial(dp_sgd, clipped)) for name, clipped in kinds.items()}
     else:
         rows = {"loop": partial(client_loop, sgd)}
         if all(name.startswith("dense") for name in start):
-            rows["stacked"] = fed_avg_stacked
+            rows |= {"stacked": fed_avg_stacked, "vmap_compiled": by_vmap_compiled}
     return {name: row(setting, pool, model, start) for name, row in rows.items()}
 
 
@@ -273,6 +274,11 @@ def _shifts(num_nodes: int) -> Iterator[int]:
     return itertools.cycle(2**power for power in range(math.floor(math.log2(num_nodes - 1)) + 1))
 
 
+def _mix(values: Tensor, shift: int) -> None:
+    """Mix in place over the exponential graph, rows (n, ...)."""
+    values.add_(values.roll(shift, 0)).mul_(0.5)
+
+
 def push_sum_loop(setting: Setting, pool: Pool, model: Model, start: Tensors) -> Rival:
     """Push-sum, one node after the other."""
     (inputs, labels), n, module = pool, setting.num_nodes, network(model, start)
@@ -342,14 +348,40 @@ def push_sum_stacked(setting: Setting, pool: Pool, model: Model, start: Tensors)
     (inputs, labels), n = pool, setting.num_nodes
     params, weights, shifts = _stack(start, n), torch.ones(n, 1, 1), _shifts(n)
 
-    def mix(values, shift):
-        return values.add_(values.roll(shift, 0)).mul_(0.5)
-
     def one_round(samples):
         batch, shift = samples[:, 0], next(shifts)
         debiased = [values / weights for values in params]
         for values, slope in zip(params, _stacked_gradient(debiased, inputs[batch], labels[batch]), strict=True):
-            mix(values.sub_(slope, alpha=setting.step_size), shift)
-        mix(weights, shift)
+            _mix(values.sub_(slope, alpha=setting.step_size), shift)
+        _mix(weights, shift)
 
     return Rival(one_round, lambda: _unstack(params))
+
+
+def by_vmap_compiled(setting: Setting, pool: Pool, model: Model, start: Tensors) -> Rival:
+    """Federated averaging, or push-sum, all nodes at once by `vmap`; a step is one compiled call."""
+    (inputs, labels), k, module = pool, setting.active(), network(model, start)
+    params = {name: values.repeat(k, *[1] * values.ndim) for name, values in start.items()}
+    weights, shifts, mixes = torch.ones(k), _shifts(k), setting.method == "push_sum"
+
+    def loss(params, inputs, labels):
+        return functional.cross_entropy(torch.func.functional_call(module, params, (inputs,)), labels)
+
+    def step(params, weight, inputs, labels):
+        slopes = torch.func.grad(loss)({name: values / weight for name, values in params.items()}, inputs, labels)
+        return {name: values - setting.step_size * slopes[name] for name, values in params.items()}
+
+    compiled = torch.compile(torch.func.vmap(step))
+
+    def one_round(samples):
+        nonlocal params
+        for batch in samples.unbind(1):
+            params = compiled(params, weights, inputs[batch], labels[batch])
+        if mixes:
+            shift = next(shifts)
+            for values in (*params.values(), weights):
+                _mix(values, shift)
+        else:
+            params = {name: values.mean(dim=0).expand_as(values) for name, values in params.items()}
+
+    return Rival(one_round, lambda: params if mixes else {name: values[0] for name, values in params.items()})

@@ -69,10 +69,10 @@ def _completion(package: ModuleType, known: Sequence[str]) -> str:
     for name in set(known) - set(_COMMANDS):
         experiment = getattr(importlib.import_module(f"{package.__name__}.{name}"), "EXPERIMENT", None)
         words |= {} if experiment is None else {name: frame.flags(experiment)}
-    cases = "\n".join(f'    {name or "*"}) words="{" ".join(of_name)}" ;;' for name, of_name in reversed(words.items()))
+    cases = "\n".join(f'    "{name}") words="{" ".join(of_name)}" ;;' for name, of_name in words.items())
     return f"""_jaxfl() {{
-  local words
-  case $([ "$COMP_CWORD" -gt 1 ] && echo "${{COMP_WORDS[1]}}") in
+  local words=
+  case "$([ "$COMP_CWORD" -gt 1 ] && echo "${{COMP_WORDS[1]}}")" in
 {cases}
   esac
   COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))

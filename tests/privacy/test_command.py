@@ -174,7 +174,7 @@ def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
         (TRACKING, {"target": 1, "sampler": "poisson"}, "--sampler: must be fixed"),
         (TRACKING, {"target": 1, "step_size": 0}, "--step-size: must be positive"),
         (TRACKING, {"target": 1, "distribution": "gaussian", "bound": "published"}, "--bound: must exist"),
-        ("fedavg", {"target": "x"}, "argument --target: invalid float value"),
+        ("fedavg", {"target": "x"}, "argument --target/--target-epsilon: invalid float value"),
         ("fedavg", {"target": 1, "noise_multiplier": 1}, "argument --noise-multiplier: not allowed with"),
         ("fedavg", {"target": 1, "epochs": 1}, "unrecognized arguments: --epochs"),
     ],

@@ -76,7 +76,8 @@ def _normals(words: Array, size: int) -> Array:
         made = functools.partial(_pairs, shape=shape)
         pairs = jax.lax.cond(always, made, lambda words: jnp.full(shape, words[0].astype(jnp.complex64)), words)
     else:
-        pairs = _pairs(words, shape)
+        # Kept, or XLA may keep the words of the hash in its place, which are half as many again.
+        pairs = jax.lax.optimization_barrier(_pairs(words, shape))
     twice = jnp.repeat(pairs.ravel(), 2)
     is_second = jnp.arange(len(twice), dtype=jnp.uint32) % np.uint32(2) == 1
     return jnp.where(is_second, twice.imag, twice.real)[:size]

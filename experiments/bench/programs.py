@@ -75,7 +75,7 @@ class Line(NamedTuple):
 
     name: str
     opcode: str
-    count: int  # elements of the result
+    elements: int  # of the result
     size: int  # its bytes
     operands: list[str]
     text: str  # behind the opcode
@@ -107,6 +107,7 @@ def sizes_of(shape: str) -> tuple[int, int]:
 def read_program(text: str) -> Program:
     """Computation -> its instructions by name, of the text of a compiled program."""
     program: Program = {}
+    held: dict[str, Line] = {}
     for text_line in text.splitlines():
         if opened := _COMPUTATION.match(text_line):
             program[opened[1]] = held = {}
@@ -158,7 +159,7 @@ def _count_line(program: Program, lines: dict[str, Line], line: Line) -> Counter
     is_call, is_fusion = line.opcode == "custom-call", line.opcode == "fusion"
     # A single number is computed beside the kernels, and a custom call to "ConcatBitcast" only names its operands.
     is_free = line.opcode in FREE or line.opcode.endswith(("-start", "-done")) or "Bitcast" in line.text
-    if is_free or (line.count == 1 and not is_call and not is_fusion):
+    if is_free or (line.elements == 1 and not is_call and not is_fusion):
         return Counter()
     moved, is_copy = line.size + sum(lines[operand].size for operand in line.operands), False
     if is_fusion:
@@ -177,7 +178,7 @@ def _shares(body: dict[str, Line]) -> dict[str, float]:
         for place, name in enumerate(dict.fromkeys(user.operands)):
             part = share[user.name]
             if place == 0 and user.opcode in SLICES:
-                part = user.count / body[name].count
+                part = user.elements / body[name].elements
             elif place == 0 and user.opcode in UPDATES:
                 part = 0.0
             share[name] = min(1.0, share[name] + part)

@@ -75,8 +75,8 @@ def run(
         use_all_cores()  # before the import of a suite, which may begin JAX
     modules = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
     reasons = {name: module.missing() for name, module in modules.items() if hasattr(module, "missing")}
-    if suite in reasons and reasons[suite]:
-        raise ArgumentError("suite", "must be able to run here", reasons[suite], f"Read experiments/bench/{suite}.py.")
+    if reason := reasons.get(suite):
+        raise ArgumentError("suite", "must be able to run here", reason, f"Read experiments/bench/{suite}.py.")
     modules = {name: module for name, module in modules.items() if not reasons.get(name)}
     if against is not None:
         modules["peers"].require_peer(against)

@@ -31,7 +31,7 @@ def draws_of_rounds(
     def draw(state: PyTree) -> PyTree:
         return algorithm.draw(key, state, data)
 
-    if is_cpu() or not (isinstance(state, tuple) and hasattr(state, "round_index")):
+    if is_cpu() or not (hasattr(state, "_replace") and hasattr(state, "round_index")):
         return lambda state, place: draw(state)
     program, shapes = jax.make_jaxpr(draw, return_shape=True)(state)
     leaves, structure = jax.tree.flatten(shapes)

@@ -1,4 +1,4 @@
-"""Draws that are made before the loop over rounds: the same ones, for indices, and not what the state enters or noise."""
+"""Draws that are made before the loop over rounds: the same ones, of indices; noise and what the state enters wait."""
 
 from typing import Any, NamedTuple
 

@@ -74,7 +74,7 @@ def test_a_round_is_counted_by_its_kernels():
 
 def test_a_machine_without_the_compilers_is_told_so(monkeypatch):
     monkeypatch.setattr(programs, "missing", lambda: "libtpu is not installed")
-    with pytest.raises(ArgumentError, match="^suite: .*libtpu"):
+    with pytest.raises(ArgumentError, match=r"^suite: .*libtpu"):
         suites.run("programs")
 
 

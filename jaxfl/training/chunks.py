@@ -108,7 +108,10 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
 
         def body(index, carry):
             state, buffers = carry
-            state, info = algorithm.update(state, data, draws(state, index))
+            if draws is None:
+                state, info = algorithm.round(key, state, data)
+            else:
+                state, info = algorithm.update(state, data, draws(state, index))
             write = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
             return state, jax.tree.map(write, buffers, pack(info))
 

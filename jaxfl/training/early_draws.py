@@ -18,8 +18,10 @@ from jaxfl.core.tree import num_bytes
 
 def draws_of_rounds(
     algorithm: Algorithm, key: Key, state: PyTree, data: FederatedData, num_rounds: int
-) -> Callable[[PyTree, Array], PyTree]:
+) -> Callable[[PyTree, Array], PyTree] | None:
     """Make the function (state, round's place behind that of `state`, () int32) -> draws of the round.
+
+    It is None where nothing is drawn early, as on a CPU.
 
     Integers and booleans are drawn early if nothing in the state but `round_index` enters them, and if those of all
     rounds take at most the memory of the state.
@@ -32,7 +34,7 @@ def draws_of_rounds(
         return algorithm.draw(key, state, data)
 
     if is_cpu() or not (hasattr(state, "_replace") and hasattr(state, "round_index")):
-        return lambda state, place: draw(state)
+        return None
     program, shapes = jax.make_jaxpr(draw, return_shape=True)(state)
     leaves, structure = jax.tree.flatten(shapes)
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state)]
@@ -44,8 +46,9 @@ def draws_of_rounds(
         id(result) not in entering and (leaf.dtype == bool or jnp.issubdtype(leaf.dtype, jnp.integer))
         for result, leaf in zip(program.jaxpr.outvars, leaves, strict=True)
     ]
-    if num_rounds * num_bytes([leaf for leaf, early in zip(leaves, is_early, strict=True) if early]) > num_bytes(state):
-        return lambda state, place: draw(state)
+    most = num_rounds * num_bytes([leaf for leaf, early in zip(leaves, is_early, strict=True) if early])
+    if not 0 < most <= num_bytes(state):
+        return None
 
     def early_of(round_index: Array) -> list[Array]:
         drawn = jax.tree.leaves(draw(state._replace(round_index=round_index)))

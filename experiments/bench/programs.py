@@ -68,7 +68,7 @@ AT_MOST = {  # as counted, and 2 % more
     "privsgp_64": (40, 100, 0, 110, 298),
     "privsgp_1024": (43, 1595, 0),
     "fed_avg_64": (130, 234, 0, 304, 688),
-    "ali_dpfl_64": (209, 594, 1),  # the device knows how many steps a round has
+    "ali_dpfl_64": (209, 594, 1, 415, 934),  # the device knows how many steps a round has
 }
 WANTED = {
     f"programs/{name.format(row)}": float(most)

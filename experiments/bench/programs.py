@@ -239,7 +239,7 @@ def compile_chunk(chip: str, row: Row) -> jax.stages.Compiled:
 
 
 def suite(rows: dict[str, Row] = ROWS) -> dict[str, Measurement]:
-    """Measure; see the module's text. About ten minutes on two cores."""
+    """Measure; see the module's text. About five minutes on two cores."""
     report = Report("programs/", "")
     for chip in CHIPS:
         for name, row in rows.items():

@@ -4,6 +4,7 @@ A suite is a module with `suite() -> dict[str, Measurement]`, whose names are "S
 
 - `WANTED`, name -> the wanted value, which is the least one unless the suite says otherwise;
 - `plot(measurements, path)`, which draws a picture;
+- `missing() -> str | None`, why it cannot run here; `all` then leaves it out;
 - `ALL_CORES = True` if it runs like an experiment, with a device for each core of a CPU. JAX keeps its first devices:
   run together with a suite that does not say so, it has one device, too.
 
@@ -73,6 +74,10 @@ def run(
     if ON_ALL_CORES.issuperset(names):
         use_all_cores()  # before the import of a suite, which may begin JAX
     modules = {name: importlib.import_module(f"{__package__}.{name}") for name in names}
+    reasons = {name: module.missing() for name, module in modules.items() if hasattr(module, "missing")}
+    if reason := reasons.get(suite):
+        raise ArgumentError("suite", "must be able to run here", reason, f"Read experiments/bench/{suite}.py.")
+    modules = {name: module for name, module in modules.items() if not reasons.get(name)}
     if against is not None:
         modules["peers"].require_peer(against)
     console, measurements, targets = Console(), {}, {}

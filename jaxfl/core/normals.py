@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.platform import is_cpu
+from jaxfl.core.platform import is_cpu, platform
 from jaxfl.core.threefry import hashes
 from jaxfl.core.types import Array
 
@@ -77,6 +77,8 @@ def _normals(words: Array, size: int) -> Array:
         pairs = jax.lax.cond(always, made, lambda words: jnp.full(shape, words[0].astype(jnp.complex64)), words)
     else:
         pairs = _pairs(words, shape)
+        if platform() == "gpu":  # kept, or XLA may keep words of the hash in their place, half as many bytes again
+            pairs = jax.lax.optimization_barrier(pairs)
     twice = jnp.repeat(pairs.ravel(), 2)
     is_second = jnp.arange(len(twice), dtype=jnp.uint32) % np.uint32(2) == 1
     return jnp.where(is_second, twice.imag, twice.real)[:size]

@@ -25,9 +25,11 @@ import numpy as np
 from jaxfl.channel import Costs
 from jaxfl.channel.ledger import COUNTED
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, Info, Key, PyTree
+from jaxfl.core.devices import axis_size
 from jaxfl.core.info import FatalCount
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.types import node_text
+from jaxfl.training.early_draws import draws_of_rounds
 
 COSTS = (*COUNTED, "local_iterations", "estimate_releases", *Costs._fields)
 """Costs of a run, summed over rounds and nodes; a metrics line carries each as `total_<name>`.
@@ -98,13 +100,20 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
     def run(key: Key, state: PyTree, data: FederatedData, num_rounds: Array):
         shapes = jax.eval_shape(algorithm.round, key, state, data)[1]
         info_fields(shapes, data.num_nodes)  # refuses infos of another form
-        empty = jax.tree.map(lambda leaf: jnp.zeros((chunk_rounds, *leaf.shape), leaf.dtype), shapes)
+        pack, unpack = _packer(shapes)
+        draws = draws_of_rounds(algorithm, key, state, data, chunk_rounds)
+        empty = jax.tree.map(
+            lambda leaf: jnp.zeros((chunk_rounds, *leaf.shape), leaf.dtype), jax.eval_shape(pack, shapes)
+        )
 
         def body(index, carry):
             state, buffers = carry
-            state, info = algorithm.round(key, state, data)
+            if draws is None:
+                state, info = algorithm.round(key, state, data)
+            else:
+                state, info = algorithm.update(state, data, draws(state, index))
             write = partial(jax.lax.dynamic_update_index_in_dim, index=index, axis=0)
-            return state, jax.tree.map(write, buffers, info)
+            return state, jax.tree.map(write, buffers, pack(info))
 
         held, done, first = (state, empty), jnp.int32(0), state
         if not is_cpu():
@@ -116,9 +125,34 @@ def rounds_fn(algorithm: Algorithm, chunk_rounds: int) -> Callable[..., tuple[Py
         if algorithm.upkeep is not None and not is_cpu():
             due = state.round_index // UPKEEP_EVERY > first.round_index // UPKEEP_EVERY
             state = algorithm.upkeep(state, data, due)
-        return state, buffers
+        return state, unpack(buffers)
 
     return run
+
+
+def _packer(info: PyTree) -> tuple[Callable[[PyTree], PyTree], Callable[[PyTree], PyTree]]:
+    """Functions from an info to a row of its numbers for each type, and from the rows of all rounds back.
+
+    An accelerator writes each array of a round by a kernel of its own. Numbers stay apart on a CPU, whose kernels cost
+    less, and where nodes lie over devices, each of which writes the numbers of its nodes.
+    """
+    if is_cpu() or axis_size() > 1:
+        return (lambda info: info), (lambda buffers: buffers)
+    leaves, structure = jax.tree.flatten(info)
+    types = list(dict.fromkeys(leaf.dtype for leaf in leaves))
+
+    def pack(info):
+        numbers = jax.tree.leaves(info)
+        return [jnp.concatenate([one.ravel() for one in numbers if one.dtype == dtype]) for dtype in types]
+
+    def unpack(rows):
+        columns = {}
+        for dtype, whole in zip(types, rows, strict=True):
+            sizes = [leaf.size for leaf in leaves if leaf.dtype == dtype]
+            columns[dtype] = iter(jnp.split(whole, np.cumsum(sizes)[:-1], axis=1))
+        return structure.unflatten([next(columns[leaf.dtype]).reshape(-1, *leaf.shape) for leaf in leaves])
+
+    return pack, unpack
 
 
 def first_state(algorithm: Algorithm, key: Key, data: FederatedData) -> PyTree:

@@ -14,7 +14,7 @@ import importlib.util
 import runpy
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _completion(package: ModuleType, known: Sequence[str]) -> str:
+def _completion(package: ModuleType, known: Iterable[str]) -> str:
     """A script of bash that completes commands and options; `complete -o default` adds the names of files."""
     frame, command = importlib.import_module("jaxfl.frame.command_line"), importlib.import_module("jaxfl.command")
     words = {"": ["--version", "--help", *known]} | command.flags()

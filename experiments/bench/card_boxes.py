@@ -135,15 +135,19 @@ def ceilings(small: bool) -> Iterator[Number]:
         yield timed(f"noise/{name}", "ns a number", lambda one: 1e9 * one / numbers.size, fn, key, numbers)
 
 
+def private_push_sum(setting: Setting, *, table: bool) -> Algorithm:
+    """PrivSGP, with a factored table PrivSGP-VR."""
+    options = {"sampler": gradients.fixed(setting.batch_size), "clip_norm": setting.clip_norm}
+    return learner(setting, gradients.saga(**options, table="factored") if table else gradients.mini_batch(**options))
+
+
 def rounds(small: bool) -> Iterator[Number]:
     """PrivSGP-VR with a factored table, and PrivSGP: each with the infos that training keeps, and without."""
     for table, num_nodes in itertools.product((True, False), (8, 16) if small else (64, 16, 1024)):
         setting = Setting(perceptron(784, 32, 10), num_nodes, samples=200, rounds=4 if small else 50)
-        options = {"sampler": gradients.fixed(setting.batch_size), "clip_norm": setting.clip_norm}
-        gradient = gradients.saga(**options, table="factored") if table else gradients.mini_batch(**options)
         for infos in (True, False):
             name = f"round/{'privsgp_vr' if table else 'privsgp'}_n{num_nodes}{'' if infos else '_without_infos'}"
-            yield chunk(name, learner(setting, gradient), setting, infos=infos)
+            yield chunk(name, private_push_sum(setting, table=table), setting, infos=infos)
 
 
 def convolutions(small: bool) -> Iterator[Number]:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 
-def short_repr(record: Any) -> str:
+def short_repr(self: Any) -> str:
     """The `__repr__` of a record of arrays and functions: shapes, counts and names in place of contents.
 
     Examples:
@@ -19,8 +19,8 @@ def short_repr(record: Any) -> str:
         >>> State({"w": np.zeros((4, 3)), "b": np.zeros((4, 1))}, np.int32(0))
         State(params=2 arrays of 16 numbers, round_index=int32())
     """
-    fields = {name: _short(value) for name, value in record._asdict().items() if not _is_empty(value)}
-    return f"{type(record).__name__}({', '.join(f'{name}={text}' for name, text in fields.items())})"
+    fields = {name: _short(value) for name, value in self._asdict().items() if not _is_empty(value)}
+    return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in fields.items())})"
 
 
 def _is_empty(value: Any) -> bool:

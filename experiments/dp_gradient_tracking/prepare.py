@@ -47,8 +47,10 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config: Configuration = rows[name].config
         data_of = config.agents.data(config.data)
-        start = check_start(row.config.algorithm(), jax.random.key(row.seeds[0]), data_of(row.seeds[0]))
-        require_fits("hidden" if config.network.model == "mlp" else "model", num_bytes(start), {})
+        key, option = jax.random.key(row.seeds[0]), "hidden" if config.network.model == "mlp" else "model"
+        # Before noise of that size is traced, which has a refusal of its own.
+        require_fits(option, config.agents.nodes * num_bytes(jax.eval_shape(config.task().init, key)), {})
+        require_fits(option, num_bytes(check_start(row.config.algorithm(), key, data_of(row.seeds[0]))), {})
         return {
             "data": data_of,
             "num_rounds": config.num_rounds,

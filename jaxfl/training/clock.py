@@ -34,6 +34,7 @@ class Clock:
         self._now, self._current = now, phase
         self._since = now() if began is None else began
         self._seconds: dict[str, float] = {}
+        self._earlier: dict[str, float] | None = None
 
     def enter(self, phase: str) -> None:
         """End the current phase, and begin another one, or the same one again."""
@@ -51,8 +52,14 @@ class Clock:
         finally:
             self.enter(before)
 
+    def repeat(self, seconds: dict[str, float] | None) -> None:
+        """Tell the seconds of an earlier command, to whose run this one adds no round."""
+        self._earlier = seconds
+
     def seconds(self) -> dict[str, float]:
         """Phase -> its seconds up to now, in the order in which phases first ended."""
+        if self._earlier is not None:
+            return dict(self._earlier)
         self.enter(self._current)
         return dict(self._seconds)
 

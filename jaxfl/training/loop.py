@@ -137,6 +137,8 @@ def train(
             run.withdraw()
             raise
         if only is None:
+            if all(one.compiled is None for one in passes):
+                clock.repeat(run.seconds_of_command())
             run.drop_summary()
         saves = SaveTimes(checkpoint_every, checkpoint_minutes, keep_checkpoints)
         for one in passes:

@@ -124,6 +124,11 @@ class RunDirectory:
         """Return the end of each lane of the passes that are over."""
         return {label: record for one in self.passes for label, record in (one.end() or {}).items()}
 
+    @on_all
+    def seconds_of_command(self) -> dict[str, float] | None:
+        """Seconds by phase of the command that wrote summary.json; None where there is no such file."""
+        return self.read_summary()["seconds"].get("command") if (self.path / SUMMARY).exists() else None
+
     @on_first
     def drop_summary(self) -> None:
         """Remove the summary.json of an interrupted run, which would not describe the run that now goes on."""

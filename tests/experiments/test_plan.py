@@ -39,6 +39,7 @@ def plan(words):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
     write_table(tmp_path, [40, 80, 120, 60, 50])
     return tmp_path
 

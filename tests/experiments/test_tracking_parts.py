@@ -158,6 +158,8 @@ def test_rounds_until_all_is_broadcast(method, gradient_at, rounds):
 def test_steps_of_a_scheme_are_those_of_its_iterations():
     assert config_of(iterations=6).learning.state_mixing == scheme_steps("S2", 6).state_mixing == 0.1
     assert config_of(scheme="S1", iterations=50).learning.step_size == scheme_steps("S1", 50).step_size
+    within = config_of(scheme="S1", iterations=200, distribution="gaussian", batch_size=287)
+    assert within.learning.step_size == 0.3, "a larger one gets worse with rounds"
     assert config_of(scheme="S1", step_size=0.3).learning.step_size == 0.3
 
 

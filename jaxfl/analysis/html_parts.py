@@ -6,6 +6,8 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+_LONG = 60  # letters of a cell that is broken into lines
+
 
 def escaped(value: Any) -> str:
     """A value's text, with `<` and `&` escaped."""
@@ -19,11 +21,12 @@ def section(heading: str, content: str) -> str:
 
 def table_of(heading: Sequence[str], rows: Iterable[Sequence[Any]], best: str | None = None) -> str:
     """A table that scrolls by itself where it is wide; the row whose first cell is `best` is highlighted."""
+
+    def td(cell: Any) -> str:
+        return f"<td{' class=long' if len(str(cell)) > _LONG else ''}>{escaped(cell)}</td>"
+
     head = "".join(f"<th>{escaped(name)}</th>" for name in heading)
-    body = "".join(
-        f"<tr{' class=best' if row[0] == best else ''}>{''.join(f'<td>{escaped(cell)}</td>' for cell in row)}</tr>"
-        for row in rows
-    )
+    body = "".join(f"<tr{' class=best' if row[0] == best else ''}>{''.join(map(td, row))}</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

@@ -95,17 +95,19 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
     title = ", ".join(dict.fromkeys(run_title(folder / "config.json") for folder in folders))
     parts = [
         section("Results", _results(shown)),
-        section("Curves", _legend(shown) + _curves(shown)),
-        section("Pictures of the runs", _pictures(folders)),
         section("Privacy", _statements(shown)),
         section("Sites", _sites(shown)),
+        section("Curves", _legend(shown) + _curves(shown)),
+        section("Pictures of the runs", _pictures(folders)),
         section("Differences of configuration", _differences(shown)),
         section("Where it ran", _environments(folders)),
     ]
+    opened = "addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(d => d.open = true))"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escaped(title)}</title>'
     body = f'<h1>{escaped(title)}</h1><p class="note">{escaped(", ".join(map(str, folders)))}</p>{"".join(parts)}'
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
-    page = f"<!doctype html><html lang=en><head>{head}<style>{style}</style></head><body>{body}</body></html>\n"
+    head += f"<style>{style}</style><script>{opened}</script>"  # what is folded on a screen is printed, too
+    page = f"<!doctype html><html lang=en><head>{head}</head><body>{body}</body></html>\n"
     drop_link(path).write_text(page, encoding="utf-8")
     return path
 

@@ -89,6 +89,26 @@ def test_what_all_statements_rest_on_stands_once(tmp_path):
     assert page.count("only B&#x27;s") == 1
 
 
+def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
+    """Claims, then assumptions, then sites, before any picture; no browser is at hand to print it."""
+    run = _run(tmp_path)
+    sites = [f"{case},{seed},hospital {k},60,2.5,0.1,0.9" for case in "AB" for seed in (0, 1) for k in range(30)]
+    heading = "case,seed,site,samples,dp_epsilon,noise_std,test_accuracy"
+    (run / "sites.csv").write_text("\n".join([heading, *sites]) + "\n")
+    config = json.loads((run / "config.json").read_text())
+    config["environment"]["flags"] = "--x " * 100
+    (run / "config.json").write_text(json.dumps(config))
+    page, _ = _page(run, to=tmp_path)
+    text = re.sub(r"<[^>]+>", " ", page.partition("<body>")[2])
+    assert text.count("hospital ") == 2 * 30
+    assert all(text.count(assumption) == 1 for assumption in ("clipped at 1", "only B&#x27;s"))
+    places = [page.index(f"<h2>{name}</h2>") for name in ("Results", "Privacy", "Sites", "Curves")]
+    assert places == sorted(places)
+    assert "<td class=long>--x" in page
+    for rule in ("@media print", "details::details-content", "beforeprint"):
+        assert rule in page
+
+
 def test_cases_of_several_runs_stand_beside_each_other(tmp_path):
     page, _ = _page(_run(tmp_path, name="first"), _run(tmp_path, ("<A>",), name="second"), to=tmp_path)
     assert "second: &lt;A&gt;" in page

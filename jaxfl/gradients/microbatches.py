@@ -8,9 +8,11 @@ at once may not fit. So accelerators take groups: as many samples as a share of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxfl.core import Array, PyTree, Task
 from jaxfl.core.devices import axis_size
@@ -137,6 +139,7 @@ def over_used_slots(
     Guarantees:
         - equals one call of the function, the sums to the rounding of at most four additions.
         - a batch without room beyond `batch_size` is one call of the function.
+        - has derivatives of both modes; both compute all slots.
     """
     capacity = mask.shape[1]
     if capacity <= batch_size or not suits_cpu() or axis_size() > 1:
@@ -147,22 +150,45 @@ def over_used_slots(
     def widened(leaf):
         return jnp.pad(leaf, [(0, 0), (0, width - leaf.shape[1]), *[(0, 0)] * (leaf.ndim - 2)])
 
+    def some(start, length, held):
+        return jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, length, 1), held)
+
     held = jax.tree.map(widened, (slots, mask))
+    first, first_arrays = _closed(function, *jax.eval_shape(partial(some, 0, batch_size), held))
+    of_part, part_arrays = _closed(function, *jax.eval_shape(partial(some, 0, size), held))
 
-    def add(part, carry):
-        sums, of_slots = carry
-        start = batch_size + part * size
-        more, rows = function(*jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, start, size, 1), held))
-        of_slots = jax.tree.map(
-            lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, start, 1), of_slots, rows
-        )
-        return jax.tree.map(jnp.add, sums, more), of_slots
+    def run(count, arrays, held):
+        def add(part, carry):
+            (sums, of_slots), start = carry, batch_size + part * size
+            more, rows = of_part(arrays[1], *some(start, size, held))
+            of_slots = jax.tree.map(
+                lambda whole, new: jax.lax.dynamic_update_slice_in_dim(whole, new, start, 1), of_slots, rows
+            )
+            return jax.tree.map(jnp.add, sums, more), of_slots
 
-    sums, rows = function(*jax.tree.map(lambda leaf: leaf[:, :batch_size], held))
-    most = jnp.max(jnp.sum(mask, axis=1, dtype=jnp.int32))
-    num_parts = (most - batch_size + size - 1) // size  # below 1 where no node has more than b
-    sums, rows = jax.lax.fori_loop(0, num_parts, add, (sums, jax.tree.map(widened, rows)))
-    return sums, jax.tree.map(lambda leaf: leaf[:, :capacity], rows)
+        sums, rows = first(arrays[0], *some(0, batch_size, held))
+        sums, rows = jax.lax.fori_loop(0, count(held[1]), add, (sums, jax.tree.map(widened, rows)))
+        return sums, jax.tree.map(lambda leaf: leaf[:, :capacity], rows)
+
+    def num_used(mask):
+        most = jnp.max(jnp.sum(mask, axis=1, dtype=jnp.int32))
+        return (most - batch_size + size - 1) // size  # below 1 where no node has more than b
+
+    # A loop of traced length has no derivative in reverse mode; that of all parts is the same.
+    used = jax.custom_jvp(partial(run, num_used))
+    used.defjvp(partial(jax.jvp, partial(run, lambda mask: _PARTS)))
+    return used((first_arrays, part_arrays), held)
+
+
+def _closed(function: Callable[..., PyTree], *shapes: PyTree) -> tuple[Callable[..., PyTree], list[Array]]:
+    """(function of the arrays that `function` closes over, then its arguments, which have these shapes; the arrays)."""
+    program, result = jax.make_jaxpr(function, return_shape=True)(*shapes)
+
+    def call(arrays, *arguments):
+        run = jaxpr_as_fun(ClosedJaxpr(program.jaxpr, arrays))
+        return jax.tree.unflatten(jax.tree.structure(result), run(*jax.tree.leaves(arguments)))
+
+    return call, program.consts
 
 
 def pairwise_sum(parts: Array) -> Array:

@@ -86,3 +86,24 @@ def test_an_estimate_is_that_of_all_slots(kind, monkeypatch):
         assert_close(jax.tree.map(lambda leaf, lane=lane: leaf[lane], lanes), wanted, 2e-6)
     if kind in ("clipped", "plain"):  # of an empty batch
         assert not any(np.any(leaf) for leaf in jax.tree.leaves(jax.jit(estimate)(masks[0])[0]))
+
+
+def test_derivatives_of_both_modes_are_those_of_all_slots():
+    """By what the function closes over, in lanes as well: a step size or a clip norm may be learned."""
+    values = jax.random.normal(KEY, (5, CAPACITY))
+
+    def loss(scale, mask, whole):
+        def sums(slots, mask):
+            return jnp.sum(jnp.where(mask, jnp.sin(scale * slots), 0.0), axis=1), scale * slots
+
+        total, rows = sums(values, mask) if whole else over_used_slots(sums, values, mask, BATCH)
+        return jnp.sum(total**2) + jnp.sum(jnp.where(mask, rows, 0.0))
+
+    masks, scales = jnp.stack([used(count) for count in (1, 6, 13)]), jnp.array([0.3, 0.7, 1.1])
+    for derivative in (jax.grad, jax.jacfwd, lambda fn: jax.grad(jax.grad(fn))):
+        expected = [
+            derivative(lambda s, mask=mask: loss(s, mask, True))(s) for s, mask in zip(scales, masks, strict=True)
+        ]
+        lanes = jax.vmap(lambda s, mask, fn=derivative: fn(lambda s: loss(s, mask, False))(s))
+        np.testing.assert_allclose(lanes(scales, masks), expected, rtol=1e-5)
+        np.testing.assert_allclose(jax.jit(lanes)(scales, masks), expected, rtol=1e-5)

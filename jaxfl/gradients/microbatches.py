@@ -12,7 +12,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxfl.core import Array, PyTree, Task
 from jaxfl.core.devices import axis_size
@@ -182,6 +181,8 @@ def over_used_slots(
 
 def _closed(function: Callable[..., PyTree], *shapes: PyTree) -> tuple[Callable[..., PyTree], list[Array]]:
     """(function of the arrays that `function` closes over, then its arguments, which have these shapes; the arrays)."""
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # imports slowly
+
     program, result = jax.make_jaxpr(function, return_shape=True)(*shapes)
 
     def call(arrays, *arguments):

@@ -209,6 +209,22 @@ def test_the_budgets_of_gradient_trackings_figure_8_are_the_formulas():
         assert float(row["cumulative_dp_epsilon"]) == pytest.approx(expected, rel=1e-6)
 
 
+def test_what_is_said_of_the_step_of_s1_is_in_its_curves():
+    """On its page and in docs/dp_gradient_tracking.md."""
+    values = {}
+    for line in (RESULTS / "dp_gradient_tracking" / "digits_s1_metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        values.setdefault((entry["case"], entry["round"]), []).append(100 * entry["test_accuracy"])
+    formula, default = (
+        [f"{np.mean(values[f'DP-GT, step size {step}', k]):.1f}" for k in (100, 200)] for step in (0.497851, 0.3)
+    )
+    page = " ".join((RESULTS / "dp_gradient_tracking" / "README.md").read_text().split())
+    falls = f"falls from {formula[0]} % after 100 iterations to {formula[1]} % after 200"
+    assert falls in page
+    assert f"it is {default[0]} and {default[1]} %" in page
+    assert falls in " ".join((RESULTS.parent.parent / "docs" / "dp_gradient_tracking.md").read_text().split())
+
+
 COSTS = ("rounds", "step_size", "joules", "seconds", "charged_joules", "charged_seconds")
 SLOT = 0.125e-3
 SETTING = ("method", "num_active", "lost", "transmit_dbm", "path_loss_db", "uplink_bits_per_second")
@@ -249,6 +265,45 @@ def test_the_costs_to_an_accuracy_of_dzofls_page_are_those_of_its_curves():
         for row in own:
             values = actual[*(row[option] for option in SETTING), row["accuracy"]]
             np.testing.assert_allclose([float(row[key]) for key in COSTS], values, rtol=1e-5)
+
+
+def test_what_is_said_of_dzofls_default_run_is_in_its_curves():
+    """On its page, in README and in docs/dzofl.md."""
+    values = {}
+    for line in (RESULTS / "dzofl" / "digits_metrics.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        values.setdefault((entry["case"], entry["round"]), []).append(entry)
+    costs = {}
+    for row in rows_of("dzofl", "reached_digits_results"):
+        means = {
+            k: np.mean([e["test_accuracy"] for e in own]) for (case, k), own in values.items() if case == row["method"]
+        }
+        first = min(k for k, mean in means.items() if mean >= float(row["accuracy"]))
+        own = values[row["method"], first]
+        names = ("total_bits_sent", "total_joules", "total_simulated_seconds")
+        expected = [first, *(np.mean([entry[name] for entry in own]) for name in names)]
+        actual = [
+            float(row[name]) * unit for name, unit in (("rounds", 1), ("Mbit", 1e6), ("joules", 1), ("seconds", 1))
+        ]
+        np.testing.assert_allclose(actual, expected, rtol=1e-5)
+        costs[row["accuracy"], row["method"]] = np.array(actual[1:])
+    loose, tight = (costs[level, "FedAvg"] / costs[level, "DZOFL"] for level in ("0.95", "0.97"))
+    page = " ".join((RESULTS / "dzofl" / "README.md").read_text().split())
+    assert f"97 % DZOFL sends {tight[0]:.0f} times fewer bits, and takes {1 / tight[1]:.1f} times the joules" in page
+    assert f"and {1 / tight[2]:.1f} times the seconds. At 95 % it sends {loose[0]:.0f} times fewer bits" in page
+    assert f"takes {loose[1]:.1f} times less energy and {loose[2]:.1f} times less time" in page
+    root = RESULTS.parent.parent
+    assert (
+        f"97 % with {tight[0]:.0f} times fewer bits than FedAvg, and twice its joules"
+        in (root / "README.md").read_text()
+    )
+    text = " ".join((root / "docs" / "dzofl.md").read_text().split())
+    said = {}
+    for key, (bits, joules, seconds) in costs.items():
+        size = f"{bits / 1e3:.0f} kbit" if bits < 1e6 else f"{bits / 1e6:.1f} Mbit"
+        said[key] = f"{size}, {joules:.2f} J and {seconds:.2f} s"
+    assert f"after {said['0.95', 'DZOFL']} of DZOFL, and after {said['0.95', 'FedAvg']} of FedAvg" in text
+    assert f"To 97 % DZOFL needs {said['0.97', 'DZOFL']}: {tight[0]:.0f} times fewer bits" in text
 
 
 def seconds_to(accuracy, size="full"):

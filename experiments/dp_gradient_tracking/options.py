@@ -343,7 +343,7 @@ def _batch_size(options: Mapping[str, Any], names: Collection[str]) -> int:
 
 
 def _step_size(options: Mapping[str, Any], names: Collection[str]) -> float:
-    """gamma of the scheme; within the budget of digits at most 0.3, since with 0.5 S1 gets worse from round 120."""
+    """gamma of the scheme; within the budget of digits at most 0.3, since with 0.5 S1 gets worse from round 100."""
     own = scheme_steps(options["scheme"], options["iterations"]).step_size
     return min(own, 0.3) if options["dataset"] == "digits" and options["target_epsilon"] != INFINITY else own
 

@@ -141,6 +141,7 @@ def _tell(
     decide = [*([] if where.rank_by is None else [where.rank_by]), *columns]
     if request.search is not None:
         summary["selected"] = winner_of(request.search, summary, request.rows, cases, decide)
+        records.write_summary(summary)  # before anything is drawn
     ranked = ranking(summary, decide)
     tell = experiment.tell if request.search is None else None
     if tell is None:

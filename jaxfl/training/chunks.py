@@ -238,7 +238,7 @@ def refuse_bad(
 
 
 def doubtful(infos: Infos, fatal: Sequence[str] = ()) -> np.ndarray:
-    """Lanes, (lanes,) bool, of which `refuse_bad` refuses the infos, field -> (lanes, r, ...) values."""
+    """Lanes, (lanes,) bool, whose infos, field -> (lanes, r, ...) values, `refuse_bad` refuses."""
     refused = np.zeros(len(next(iter(infos.values()))), bool)
     for name, values in infos.items():
         flat = values.reshape(len(values), -1)

@@ -1,4 +1,4 @@
-"""What people see who print a record: short, without contents and addresses."""
+"""Records print as short texts, without contents and addresses."""
 
 import jax
 import pytest

@@ -45,6 +45,7 @@ from jaxfl.algorithms.exchange import exchange, plus_seeds
 from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
+from jaxfl.channel.links import PLAIN
 from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.reprs import short_repr
@@ -140,9 +141,9 @@ def d_psgd(
     init_steps, steps_of_round = node_steps(step_size, optimizer)
     require_doubly_stochastic(graph)
     require_strongly_connected(graph)
-    noise = noise or NO_NOISE
+    noise, links = noise or NO_NOISE, links or PLAIN
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
-    keeps_sum = links is None or not links.may_lose or (links.symmetric and _is_symmetric(graph))
+    keeps_sum = not links.may_lose or (links.symmetric and _is_symmetric(graph))
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=not keeps_sum)
     estimator = mini_batch() if gradient is None else gradient
     way = exchange(graph, links, num_mixings=num_mixings, num_final_mixings=num_final_mixings)

@@ -59,7 +59,7 @@ def all_forms(graph):
     """(tree, arrived, k) -> everything that is mixed over the graph, by name."""
 
     def mixed(tree, arrived, k):
-        actual = {"distance": consensus_distance(tree), "scaled": consensus_distance(tree, tree["weight"])}
+        actual = {"distance": consensus_distance(tree)}
         for structure in structures(graph):
             actual[structure] = graphs.mix(graph, tree, k, structure)
             for keeper in ("sender", "receiver"):

@@ -24,7 +24,7 @@ ROWS = r"""
 [tests/training/test_secrecy.py]
 jaxfl/core/keys.py: key.shared if purpose in SHARED else key.own => key.shared
 [tests/core/test_tree.py]
-jaxfl/core/tree.py: node_factors / num_nodes, leaf, axes=1 => node_factors / (num_nodes - 1), leaf, axes=1
+jaxfl/core/tree.py: jnp.full(len(leaf), 1.0 / num_nodes => jnp.full(len(leaf), 1.0 / (num_nodes - 1)
 [tests/core/test_core.py]
 jaxfl/core/keys.py: fold_in(key, int(purpose)), round_index => key, round_index
 jaxfl/core/check.py: np.isfinite(x) & (x > 0) => np.isfinite(x) & (x >= 0)

@@ -52,7 +52,7 @@ from jaxfl.core import (
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses
-from jaxfl.core.tree import consensus_distance, descend, replicate, size
+from jaxfl.core.tree import descend, replicate, size
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_doubly_stochastic, require_strongly_connected, require_undirected
 from jaxfl.privacy import A_DP2_SGD, NoiseMechanism
@@ -351,7 +351,6 @@ def _info(
     means = jax.tree.map(mean, Info(infos.loss, infos.measurements))
     return means.plus(
         jax.tree.map(total, infos.counts),
-        consensus_distance=consensus_distance(params),
         **plus_final_bits({"bits_sent": bits, "bits_received": bits}),
         events=events,  # how often each node woke: its noisy gradients released; sums to n
     )

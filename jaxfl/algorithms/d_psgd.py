@@ -50,7 +50,7 @@ from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import evaluated
-from jaxfl.core.tree import consensus_distance, replicate
+from jaxfl.core.tree import replicate
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
@@ -116,7 +116,7 @@ def d_psgd(
             what they would make of the state. Their bits count in the first round. Static.
 
     Returns:
-        An `Algorithm`; the loss of its info is taken at the parameters before the round, the consensus distance after.
+        An `Algorithm`; the loss of its info is taken at the parameters before the round.
 
     Raises:
         ArgumentError: a graph that does not qualify, a step size out of range, or noise of another size.
@@ -172,8 +172,8 @@ def d_psgd(
         direction, memory, step = steps_of_round(noisy, state.optimizer, state.params, k)
         mixture, sent = way.send(draws.links, state.params, k)
         params = step(mixture, direction)
-        info = info.plus(plus_seeds(sent, noise.secrets, k), consensus_distance=consensus_distance(params))
-        return State(params=params, gradient=estimator_state, round_index=k + 1, optimizer=memory), info
+        new_state = State(params=params, gradient=estimator_state, round_index=k + 1, optimizer=memory)
+        return new_state, info.plus(plus_seeds(sent, noise.secrets, k))
 
     def node_params(state):
         return evaluated(task, way.finish(state.params, state.round_index), state.gradient)

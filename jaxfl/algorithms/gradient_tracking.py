@@ -49,7 +49,7 @@ from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, a
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses
-from jaxfl.core.tree import consensus_distance, copied, number_type, replicate, scale, size
+from jaxfl.core.tree import copied, number_type, replicate, scale, size
 from jaxfl.gradients import GradientEstimator, fixed, mini_batch
 from jaxfl.graphs.spectral import spanning_tree_roots
 from jaxfl.privacy import NoiseMechanism
@@ -121,10 +121,9 @@ def gradient_tracking(
             mixing, as PrivSGP is. A round's own mixings are one: the bound is for them. Static.
 
     Returns:
-        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In its info the loss is taken
-        at the point of g^{k+1} and the consensus distance at x, both after the round. x~ and y~ go to every
-        out-neighbor in their graphs and count as two messages. The overflow counts the numbers of x~^{k+1} and y~^k,
-        which the round makes; those of x~^0 are not counted.
+        An `Algorithm`; `node_params` gives x~ for "broadcast" and x for "state". In its info the loss is taken at the
+        point of g^{k+1}, after the round. x~ and y~ go to every out-neighbor in their graphs and count as two messages.
+        The overflow counts the numbers of x~^{k+1} and y~^k, which the round makes; those of x~^0 are not counted.
 
     Raises:
         ArgumentError: unusable weights, schedule or names, or losses beside noise; from `init`, unusable data.
@@ -253,7 +252,6 @@ def tracking_rounds(
         info = info.plus(
             {} if arrived is None else {LOST_MESSAGES: jnp.where(arrived, 0, edges).sum(axis=0, dtype=jnp.int32)},
             counts,
-            consensus_distance=consensus_distance(params),
             bits_sent=bits.sum(axis=0),
             bits_received=bits.sum(axis=1),
         )

@@ -51,7 +51,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.algorithm import constructor
 from jaxfl.core.reprs import short_repr
-from jaxfl.core.tree import consensus_distance, number_type, replicate, size
+from jaxfl.core.tree import number_type, replicate, size
 
 
 class State(NamedTuple):
@@ -99,8 +99,7 @@ def partial_averaging(
 
     Returns:
         An `Algorithm`; `node_params` gives every node's model, as `Variables` where the task has `train_loss`.
-        The loss of its info, (n,) float32, is taken on each step's batch before the step: mean over steps. The
-        consensus distance counts all parameters after the round.
+        The loss of its info, (n,) float32, is taken on each step's batch before the step: mean over steps.
 
     Raises:
         ArgumentError: a part that does not fit the task, or private local steps where a part is averaged; from `init`,
@@ -169,7 +168,6 @@ def partial_averaging(
         info = info.plus(
             clients.counts(steps, draws.steps, k),
             received.counts,
-            consensus_distance=consensus_distance(new.params),
             bits_sent=jnp.full(n, bits + (way.bits - 32) * size(received.model.params), jnp.float32),
             bits_received=jnp.full(n, bits, jnp.float32),  # the synchronized part of params and batch statistics
         )

@@ -65,7 +65,7 @@ from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.check import is_traced
 from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses
-from jaxfl.core.tree import consensus_distance, copied, flattener, replicate, scale, size
+from jaxfl.core.tree import copied, flattener, replicate, scale, size
 from jaxfl.gradients import fixed, mini_batch
 from jaxfl.graphs import (
     Graph,
@@ -138,10 +138,9 @@ def perturbed_gossip(
             bits count in the first round. 0 where x is returned, which is private. Static.
 
     Returns:
-        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In its info the loss is taken
-        at the point of g^k, before the round, and the consensus distance at x; x~^k goes to every neighbor. Its
-        overflow counts numbers of x + zeta that are beyond the quantiser's range in x~^{k+1}, which the round makes;
-        those of x~^0 are not counted.
+        An `Algorithm`; `node_params` gives x for "state" and x~ for "broadcast". In its info the loss is taken at the
+        point of g^k, before the round; x~^k goes to every neighbor. Its overflow counts numbers of x + zeta that are
+        beyond the quantiser's range in x~^{k+1}, which the round makes; those of x~^0 are not counted.
 
     Raises:
         ArgumentError: a graph that does not qualify, or a number out of range; from `init`, data with too few samples.
@@ -228,8 +227,7 @@ def perturbed_gossip(
         )
         broadcast, counts = way.send(add(params, draws.state_noise), RoundingValues(draws.rounding))
         new_state = State(params=params, broadcast_params=broadcast, round_index=k + 1)
-        info = info.plus(message, counts, consensus_distance=consensus_distance(params))
-        return new_state, info
+        return new_state, info.plus(message, counts)
 
     def node_params(state):
         return gossip.finish(point(state), state.round_index)

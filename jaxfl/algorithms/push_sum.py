@@ -63,7 +63,7 @@ from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.platform import is_cpu
 from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import evaluated
-from jaxfl.core.tree import consensus_distance, number_type, replicate, scale
+from jaxfl.core.tree import number_type, replicate, scale
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import (
     Graph,
@@ -130,9 +130,8 @@ def push_sum(
             what they would make of the state. Their bits count in the first round. Static.
 
     Returns:
-        An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is taken at z
-        before the round and the consensus distance at z after it; parameters and weight go to every out-neighbor. Lost
-        messages count as sent.
+        An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is taken at z before the
+        round; parameters and weight go to every out-neighbor. Lost messages count as sent.
 
     Raises:
         ArgumentError: a graph that does not qualify, a step size out of range, or noise of another size.
@@ -209,8 +208,7 @@ def push_sum(
             round_index=k + 1,
             optimizer=memory,
         )
-        distance = consensus_distance(new_state.params, None if is_one else 1.0 / new_state.push_sum_weight)
-        return new_state, info.plus(plus_seeds(sent, noise.secrets, k), consensus_distance=distance)
+        return new_state, info.plus(plus_seeds(sent, noise.secrets, k))
 
     def node_params(state):
         params, weight = way.finish((state.params, state.push_sum_weight), state.round_index)

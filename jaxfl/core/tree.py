@@ -140,37 +140,34 @@ def root(squared: Array) -> Array:
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squared)))
 
 
-def consensus_distance(tree: PyTree, factors: Array | None = None) -> Array:
-    """Mean over nodes of |x_i - x_bar|^2, (); with `factors` (n,), the same of factor_i x_i, which is never stored.
+def consensus_distance(tree: PyTree) -> Array:
+    """Mean over nodes of |x_i - x_bar|^2, () of leaves (n, *leaf).
 
     Where nodes lie over devices, each device sends the sum of its own nodes, as large as one node's part.
 
     Examples:
         >>> float(consensus_distance(jnp.array([[1.0], [3.0]])))
         1.0
-        >>> float(consensus_distance(jnp.array([[1.0], [3.0]]), jnp.array([1.0, 2.0])))
-        6.25
     """
     num_nodes = jax.tree.leaves(tree)[0].shape[0]
-    factors = jnp.ones(num_nodes, jnp.float32) if factors is None else factors
     over_devices = num_shares(num_nodes) > 1
 
-    def distance(tree, factors):
+    def distance(tree):
         def squared_deviation(leaf):
             # The mean as a product: XLA's CPU backend sums over the first axis by strides, at a tenth of the speed.
-            node_factors = factors.astype(leaf.dtype)
-            mean = jnp.tensordot(node_factors / num_nodes, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
+            shares = jnp.full(len(leaf), 1.0 / num_nodes, leaf.dtype)
+            mean = jnp.tensordot(shares, leaf, axes=1, precision=jax.lax.Precision.HIGHEST)
             mean = jax.lax.psum(mean, NODES) if over_devices else mean
-            return jnp.sum((along_nodes(node_factors, leaf) * leaf - mean[None]) ** 2, axis=tuple(range(1, leaf.ndim)))
+            return jnp.sum((leaf - mean[None]) ** 2, axis=tuple(range(1, leaf.ndim)))
 
         parts = [squared_deviation(leaf) for leaf in jax.tree.leaves(tree)]
         mean_over_nodes = jnp.mean(sum(parts[1:], start=parts[0]))
         return jax.lax.pmean(mean_over_nodes, NODES) if over_devices else mean_over_nodes
 
     if not over_devices:
-        return distance(tree, factors)
+        return distance(tree)
     by_node = PartitionSpec(NODES)
-    return on_each_device(distance, PartitionSpec(), (tree, by_node), (factors, by_node))
+    return on_each_device(distance, PartitionSpec(), (tree, by_node))
 
 
 def size(tree: PyTree) -> int:

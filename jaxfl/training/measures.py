@@ -35,6 +35,7 @@ from jaxfl.core import (
 )
 from jaxfl.core.check import at_least, finite
 from jaxfl.core.tasks import calibrated_state, sample_losses, sample_metrics
+from jaxfl.core.tree import consensus_distance
 from jaxfl.data.pool import SomeSamples, some_samples
 from jaxfl.training.case import EvaluationSet, Measure, Scores, larger_is_worse
 from jaxfl.training.chunks import Diverged
@@ -150,7 +151,8 @@ def refuse_bad_scores(
 ) -> None:
     """Raise `Diverged` if a number measured for a lane is not finite; `since` is the round of its last line."""
     named: list[tuple[str, Any]] = []
-    for measure, values in measured.items():
+    # Numbers of nodes first: they show the cause.
+    for measure, values in sorted(measured.items(), key=lambda each: not isinstance(each[1], Scores)):
         if isinstance(values, Scores):
             named += [(f"{measure}_{name}", value) for name, value in values.nodes.items()]
             named += [(f"{measure}_{name}_average_model", value) for name, value in values.average_model.items()]
@@ -178,6 +180,16 @@ def test_scores(task: Task, test: EvaluationSet) -> Measure:
         return model_scores(task, node_params, average_model(node_params), batches)
 
     return Measure(compute=compute, prepare=lambda key, data: test)
+
+
+def _distance(node_params: PyTree, nothing: tuple[()]) -> dict[str, Array]:
+    params = node_params.params if isinstance(node_params, Variables) else node_params
+    alone = len(jax.tree.leaves(params)[0]) == 1
+    return {} if alone else {"consensus_distance": consensus_distance(params)}
+
+
+CONSENSUS = Measure(compute=_distance, prepare=lambda key, data: ())
+"""The nodes' `consensus_distance`, which is measured in every run; an algorithm with one model has none."""
 
 
 test_scores.__test__ = False  # pytest must not take it for a test  # pyright: ignore[reportFunctionMemberAccess]

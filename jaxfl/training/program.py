@@ -37,7 +37,7 @@ from jaxfl.training.lanes import (
     stack_seeds,
     update_lanes,
 )
-from jaxfl.training.measures import test_scores
+from jaxfl.training.measures import CONSENSUS, test_scores
 from jaxfl.training.peak_memory import PeakMemory, predicted_peak
 from jaxfl.training.processes import fetched, is_multiprocess, put
 from jaxfl.training.sharding import LANES, node_mesh, node_shardings, share_shapes, tracing_over
@@ -71,7 +71,7 @@ class Program:
         self.lanes = tuple(lanes)
         self.case = lanes[0].case
         standard = test_scores(self.case.task, self.case.test)
-        self.measures: Mapping[str, Measure] = {"test": standard, **self.case.measures}
+        self.measures: Mapping[str, Measure] = {"test": standard, **self.case.measures, "consensus": CONSENSUS}
         self._uploads = uploads
         spread = replicated(self.case.task.node_loop)
         self._replicated = spread if self.case.num_node_shares == 1 else None

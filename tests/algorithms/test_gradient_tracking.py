@@ -113,7 +113,7 @@ def test_follows_the_papers_lines(self_loops, gradient_at):
     returned = stacked(expected[1] if gradient_at == "broadcast" else expected[0])
     np.testing.assert_allclose(by_node(algorithm.node_params(last)), returned, rtol=1e-4, atol=1e-5)
 
-    check_info(info, references, expected[0])
+    check_info(info, references)
     np.testing.assert_array_equal(info.gradient_evaluations, [3] * NODES)
     # Who hears of nodes 0 to 4, by hand: 2 2 1 1 1 others in R, 1 1 2 2 2 in C; 53 parameters of 32 bits.
     np.testing.assert_array_equal(info.bits_sent, np.array([3, 3, 3, 3, 3]) * 32 * 53)

@@ -47,7 +47,7 @@ def test_follows_the_lines():
     assert relative_error(algorithm.node_params(done.states[-1]), x) < 1e-5
 
     info = done.infos[-1]
-    check_info(info, references, x)
+    check_info(info, references)
     np.testing.assert_array_equal(info.gradient_evaluations, [3] * NODES)
     np.testing.assert_array_equal(info.bits_sent, np.array([2, 3, 3, 1, 1]) * 32 * 53)
     np.testing.assert_array_equal(info.bits_received, info.bits_sent)

@@ -125,7 +125,7 @@ def test_follows_the_lines(name):
     assert np.isnan(by_node(last.broadcast_params)).all() == ends_before, "noise is NaN behind the schedule's end"
 
     info = done.infos[-1]
-    check_info(info, references, x)
+    check_info(info, references)
     np.testing.assert_array_equal(info.gradient_evaluations, [3] * NODES)
     np.testing.assert_allclose(info.bits_sent, np.array([2, 3, 3, 1, 1]) * case.bits * NUM_PARAMETERS, rtol=1e-6)
     np.testing.assert_array_equal(info.bits_received, info.bits_sent)

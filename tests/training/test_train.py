@@ -24,7 +24,7 @@ from toy_problem import (
 from jaxfl import core
 from jaxfl.core import ArgumentError, tree
 from jaxfl.privacy.statements import SIMULATED
-from jaxfl.training import Diverged, FatalCount, Measure, read_run
+from jaxfl.training import Diverged, FatalCount, Measure, load_params, read_run
 
 STATEMENT = {"bound": "proven", "dp_epsilon": None, "reason": "no noise"}
 
@@ -99,6 +99,18 @@ def test_the_summary_has_the_form_of_the_design(run):
     assert set(seconds) == {"compile", "run", "per_round", "rounds_a_call", "command"}
     np.testing.assert_allclose(seconds["per_round"], seconds["run"] / 100)
     assert seconds["compile"] > 10 * seconds["per_round"] > 0
+
+
+def test_lines_have_the_consensus_distance_of_the_nodes_they_measure(run):
+    """It is no number of a round: a loop that never reads it never computes it."""
+    out, *_ = run
+    lines = {(line["case"], line["seed"], line["round"]): line for line in read_run(out).read_metrics()}
+    for label in (("Slow", 0), ("Fast", 1)):
+        params = load_params(out, *label)
+        rows = np.concatenate([np.asarray(leaf, np.float64).reshape(NUM_NODES, -1) for leaf in params.values()], axis=1)
+        expected = ((rows - rows.mean(axis=0)) ** 2).sum(axis=1).mean()
+        np.testing.assert_allclose(lines[(*label, 25)]["consensus_distance"], expected, rtol=1e-5)
+        assert lines[(*label, 0)]["consensus_distance"] == 0.0
 
 
 def test_rounds_are_compiled_once_per_program(run):

@@ -142,7 +142,6 @@ def toy_algorithm(
         )
         bits = jnp.full(data.num_nodes, 32.0 * NUM_FEATURES * NUM_CLASSES, jnp.float32)
         info = core.Info(loss=losses).plus(
-            consensus_distance=tree.consensus_distance(params),
             bits_sent=bits,
             gradient_evaluations=jnp.ones(data.num_nodes, jnp.int32),
             batch_overflow=Fatal(overflow),

@@ -120,9 +120,12 @@ class Network:
     """Loop over clients that run together: vmap (all at once), map (one after the other), chunk:k (k at once), or auto:
     map for convolutions on a CPU, else vmap. devices:vmap, devices:map and devices:chunk:k share clients out over
     devices. On a CPU, clients of several classes under uniform sampling always run one after the other."""
-    compute_dtype: Literal["float32", "bfloat16"] = added_later("float32", {"float32": ABSENT})
+    compute_dtype: Literal["float32", "bfloat16", "bfloat16_kernel_gradients"] = added_later(
+        "float32", {"float32": ABSENT}
+    )
     """Number format in which layers compute. bfloat16 rounds their parameters and inputs, which is faster on hardware
-    that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32."""
+    that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32.
+    bfloat16_kernel_gradients rounds the factors of convolutions' gradients to kernels only, and no clipped sum."""
 
     def build(self, problem: Problem, form: Form = FULL) -> Model:
         """The model in one form; the same object in every call."""

@@ -172,9 +172,12 @@ class Network:
     node_loop: str = "auto"
     """Loop of a round over nodes: vmap (all at once), map (one after the other), chunk:k (k at once: less memory), or
     auto: map for convolutions on a CPU, else vmap. devices:vmap, devices:map, devices:chunk:k use several devices."""
-    compute_dtype: Literal["float32", "bfloat16"] = added_later("float32", {"float32": ABSENT})
+    compute_dtype: Literal["float32", "bfloat16", "bfloat16_kernel_gradients"] = added_later(
+        "float32", {"float32": ABSENT}
+    )
     """Number format in which layers compute. bfloat16 rounds their parameters and inputs, which is faster on hardware
-    that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32."""
+    that multiplies bfloat16. Parameters, gradients, losses and statistics of normalizations stay float32.
+    bfloat16_kernel_gradients rounds the factors of convolutions' gradients to kernels only, and no clipped sum."""
 
     @_keep
     def task(self, data: Data) -> Task:

@@ -15,6 +15,7 @@ from jaxfl.core.node_loop import automatic
 from jaxfl.core.tasks import accuracy, cross_entropy, scale_images
 from jaxfl.core.types import Array, Factors, Part, PyTree, Task, Variables
 from jaxfl.models.composite import composite
+from jaxfl.models.kernels import bfloat16_kernel_gradients
 from jaxfl.models.layers import Layer, elementwise
 
 Loss: TypeAlias = Callable[[Array, Array], Array]  # (logits, labels) -> losses
@@ -157,7 +158,8 @@ def classification(
             "devices:map" if the CPU has several devices; else "vmap".
         compute_dtype: "float32", or "bfloat16" to run the layers on rounded parameters and inputs, which is faster
             on hardware that multiplies bfloat16. Parameters, gradients, losses, model state, and the statistics of
-            normalizations stay float32.
+            normalizations stay float32. "bfloat16_kernel_gradients" rounds the factors of one product only, of the
+            gradients to convolutions' kernels; clipped sums of factored layers stay in float32.
         loss: (logits (b, classes) float32, labels) -> losses (b,), in training and as the metric "loss". It must take
             the labels of test samples, too.
 
@@ -183,7 +185,9 @@ def classification(
         >>> losses.shape, [error.shape for error in factors.errors]
         ((5,), [(5, 3), (5, 2)])
     """
-    check.one_of(("float32", "bfloat16"), compute_dtype=compute_dtype)
+    check.one_of(("float32", "bfloat16", "bfloat16_kernel_gradients"), compute_dtype=compute_dtype)
+    if compute_dtype == "bfloat16_kernel_gradients":
+        model = Model(tuple((name, _with_narrow_gradients(layer)) for name, layer in model.layers))
     if node_loop is None:
         fills_caches = any(layer.fills_caches for _, layer in model.layers)
         node_loop = automatic(fills_caches)
@@ -351,6 +355,19 @@ def _part(
         features_train=features_train if in_front else None,
         train_loss=train_loss,
     )
+
+
+def _with_narrow_gradients(layer: Layer) -> Layer:
+    """The layer, whose gradients to kernels are products of bfloat16."""
+
+    def within(fn):
+        def call(*arguments):
+            with bfloat16_kernel_gradients():
+                return fn(*arguments)
+
+        return fn and call
+
+    return layer._replace(apply=within(layer.apply), train=within(layer.train))
 
 
 def _evaluating(layer: Layer) -> Layer:

@@ -1,6 +1,7 @@
 """Models that train otherwise than they evaluate, their tasks, calibration; models that compute in bfloat16."""
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from helpers import assert_close, normals
 
 from jaxfl.core import Variables, leaf_key
+from jaxfl.core.platform import tracing_for
 from jaxfl.core.tasks import calibrated_state
 from jaxfl.models import classification, cnn, layers, mlp, resnet20, sequential
 from jaxfl.models.composite import composite
@@ -226,6 +228,35 @@ def test_in_bfloat16_losses_and_gradients_are_float32_and_near_those_of_float32(
     # A few samples on the other side of a kink of a ReLU: rounding the parameters alone does as much.
     mine, other = (np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(g)]) for g in (gradients, expected[1]))
     assert np.linalg.norm(mine - other) < 0.05 * np.linalg.norm(other)
+
+
+def test_bfloat16_kernel_gradients_round_the_factors_of_one_product():
+    """All else is float32's, to the bit: losses, and gradients of biases and of the dense layers."""
+    model = cnn((6, 6, 1), channels=(3, 4), window=3, hidden=8)
+    images = jnp.asarray(np.random.default_rng(1).integers(0, 256, (16, 6, 6, 1)), jnp.uint8)
+    full, narrow = classification(model), classification(model, compute_dtype="bfloat16_kernel_gradients")
+    params = jax.jit(full.init)(KEY)
+    kernels = [("conv_1", "kernel"), ("conv_2", "kernel")]
+
+    def gradients(task):
+        loss = lambda params: task.loss(params, images, jnp.arange(16) % 10).mean()  # noqa: E731
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    (loss, actual), (expected_loss, expected) = gradients(narrow), gradients(full)
+    np.testing.assert_array_equal(loss, expected_loss)
+    for layer, leaves in expected.items():
+        for name, leaf in leaves.items():
+            if (layer, name) not in kernels:
+                np.testing.assert_array_equal(actual[layer][name], leaf)
+    for layer, name in kernels:
+        off = np.linalg.norm(actual[layer][name] - expected[layer][name]) / np.linalg.norm(expected[layer][name])
+        assert 1e-5 < off < 2**-8  # numbers are off by at most 2^-9 of themselves, in both factors
+
+    with tracing_for("gpu"):
+        each = jax.vmap(jax.grad(lambda params: narrow.loss(params, images, jnp.arange(16) % 10).mean()))
+        text = jax.jit(each).lower(jax.tree.map(lambda leaf: jnp.stack([leaf] * 4), params)).as_text()
+    products = re.findall(r"stablehlo\.(?:convolution|dot_general).*", text)
+    assert sum("bf16" in product for product in products) == len(kernels) < len(products)
 
 
 def test_factors_in_bfloat16_are_float32_and_give_its_gradient():

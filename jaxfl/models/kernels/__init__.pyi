@@ -1,5 +1,6 @@
 from jaxfl.models.kernels import norms as norms
 from jaxfl.models.kernels import position_sums as position_sums
+from jaxfl.models.kernels.convolution import bfloat16_kernel_gradients as bfloat16_kernel_gradients
 from jaxfl.models.kernels.convolution import convolve as convolve
 from jaxfl.models.kernels.error_windows import suits_in_place as suits_in_place
 from jaxfl.models.kernels.forms import suits_gpu as suits_gpu

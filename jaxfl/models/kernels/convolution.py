@@ -19,6 +19,7 @@ Reverse-mode derivatives of every order work, under any nesting of `jax.vmap`; f
 from __future__ import annotations
 
 import functools
+from contextlib import AbstractContextManager
 from typing import cast
 
 import jax
@@ -86,7 +87,15 @@ def _convolve_one(inputs: Array, kernel: Array, geom: Geometry) -> Array:
     return outputs[..., :features] if more_features else outputs
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+# A user context is part of JAX's cache keys: no function that was traced with one answer serves for the other.
+_bfloat16_kernel_gradients = jax.make_user_context(False)
+
+
+def bfloat16_kernel_gradients() -> AbstractContextManager[None]:
+    """A context in which `convolve` is one whose gradient to the kernel is a product of bfloat16, summed in float32."""
+    return _bfloat16_kernel_gradients(True)
+
+
 def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
     """Convolution (cross-correlation, as every network library means it).
 
@@ -109,6 +118,11 @@ def convolve(inputs: Array, kernel: Array, geom: Geometry) -> Array:
         >>> convolve(image, kernel, geometry((3, 3), (3, 3)))[0, :, :, 0].tolist()
         [[4.0, 6.0, 4.0], [6.0, 9.0, 6.0], [4.0, 6.0, 4.0]]
     """
+    return cast(Array, _convolve(inputs, kernel, geom, bool(_bfloat16_kernel_gradients.value)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _convolve(inputs, kernel, geom, is_narrow):
     return _mapped_convolve(geom)(inputs, kernel)
 
 
@@ -125,12 +139,12 @@ def _mapped_convolve(geom: Geometry):
         if inputs_mapped and kernel_mapped:
             return forms.forward(inputs, kernel, geom), True
         if inputs_mapped:  # a shared kernel: the mapped axis joins the batch
-            out = cast(Array, convolve(_join_batch(inputs), kernel, geom))
+            out = convolve(_join_batch(inputs), kernel, geom)
             return out.reshape(*inputs.shape[:2], *out.shape[1:]), True
         # shared inputs: the mapped axis joins the output channels
         height, width, channels, features = kernel.shape[1:]
         wide = jnp.moveaxis(kernel, 0, 3).reshape(height, width, channels, axis_size * features)
-        out = cast(Array, convolve(inputs, wide, geom))
+        out = convolve(inputs, wide, geom)
         return jnp.moveaxis(out.reshape(*out.shape[:-1], axis_size, features), -2, 0), True
 
     return call
@@ -141,16 +155,21 @@ def _join_batch(array: Array) -> Array:
     return array.reshape(array.shape[0] * array.shape[1], *array.shape[2:])
 
 
-def _convolve_forward(inputs, kernel, geom):
-    return convolve(inputs, kernel, geom), (inputs, kernel)
+def _convolve_forward(inputs, kernel, geom, is_narrow):
+    return _convolve(inputs, kernel, geom, is_narrow), (inputs, kernel)
 
 
-def _convolve_backward(geom, residuals, error):
+def _convolve_backward(geom, is_narrow, residuals, error):
     inputs, kernel = residuals
-    return input_gradient(error, kernel, geom), kernel_gradient(inputs, error, geom)
+    factors = (inputs, error)
+    if is_narrow:
+        factors = tuple(factor.astype(jnp.bfloat16) for factor in factors)
+        if not suits_gpu():  # others are no faster at it, and round no sum
+            factors = tuple(factor.astype(kernel.dtype) for factor in factors)
+    return input_gradient(error, kernel, geom), cast(Array, kernel_gradient(*factors, geom)).astype(kernel.dtype)
 
 
-convolve.defvjp(_convolve_forward, _convolve_backward)
+_convolve.defvjp(_convolve_forward, _convolve_backward)
 
 
 def input_gradient(error: Array, kernel: Array, geom: Geometry) -> Array:

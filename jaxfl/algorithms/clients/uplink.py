@@ -46,14 +46,15 @@ class Updates(NamedTuple):
     """The active clients' models after their steps, in the forms that the server needs.
 
     Attributes:
-        mean: weights (c,) -> each element's mean over the clients that hold it; the old value where none does.
+        mean: weights (c,) -> each element's mean over the clients that hold it; the old value where none does. None
+            where the changes are to be averaged, so that changes of 0 leave all bits.
         changes: () -> changes of the whole model, leaves (c, *leaf), 0 where the client holds nothing.
         holders: weights (c,) -> their sum over the clients that hold an element, in the structure of the model.
         expected: how many clients are expected to hold an element, in the structure of the parameters.
         num_expected: how many clients are expected in all.
     """
 
-    mean: Callable[[Array], Variables]
+    mean: Callable[[Array], Variables] | None
     changes: Callable[[], Variables]
     holders: Callable[[Array], Variables]
     expected: PyTree
@@ -84,8 +85,9 @@ class Uplink(NamedTuple):
     Attributes:
         updates: rule by which updates are clipped and released with noise, and clients drawn independently; None: none.
         bits: of one number of an update; a number of the model state takes 32.
-        check: (task, clients, holds_parts=False) -> None; raises for a task or clients that private updates do not
-            protect, and for noise of pairs where clients hold parts of the model.
+        check: (task, clients, holds_parts=False, keeps_sums=False) -> None; raises for a task or clients that private
+            updates do not protect, for noise of pairs where clients hold parts of the model, and for links that lose or
+            round where server and clients keep what must move by the same updates.
         init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, or links of
             another number of clients.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
@@ -131,7 +133,10 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         raise ArgumentError("links", "must be None where pairs of clients share noise, which cancels", found, remedy)
     links = links or PLAIN_LINKS
 
-    def check(task, clients, *, holds_parts=False):
+    def check(task, clients, *, holds_parts=False, keeps_sums=False):
+        if keeps_sums and not links.is_plain:
+            requirement = "must lose and round nothing where server and clients move what they keep by the same updates"
+            raise ArgumentError("links", requirement, f"got {links!r}"[:60], "Leave links out.")
         noise = clients.noise
         if noise is not None and noise.distribution == "summed_gaussian" and (holds_parts or not links.is_plain):
             requirement = "must reach the server in one sum of whole updates, which no link loses or rounds"
@@ -157,7 +162,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
 
     def send(draws: Any, active, weights, losses, before, clients):
         shares, counts, any_arrived = weights / weights.sum(), {}, jnp.bool_(True)
-        if links.is_plain and updates is None:
+        if clients.mean is not None and links.is_plain and updates is None:
             model = clients.mean(weights)
             change = jax.tree.map(jnp.subtract, model.params, before.params)
             return Received(model, change, any_arrived, shares, losses, weights, weights.sum(), counts)

@@ -14,6 +14,14 @@ from jaxfl.algorithms.clients.capacity import training_bytes as training_bytes
 from jaxfl.algorithms.clients.client_sgd import client_sgd as client_sgd
 from jaxfl.algorithms.clients.local_steps import local_steps as local_steps
 from jaxfl.algorithms.clients.private_updates import private_updates as private_updates
+from jaxfl.algorithms.clients.robust import alie as alie
+from jaxfl.algorithms.clients.robust import coordinate_median as coordinate_median
+from jaxfl.algorithms.clients.robust import geometric_median as geometric_median
+from jaxfl.algorithms.clients.robust import krum as krum
+from jaxfl.algorithms.clients.robust import multi_krum as multi_krum
+from jaxfl.algorithms.clients.robust import random_updates as random_updates
+from jaxfl.algorithms.clients.robust import sign_flip as sign_flip
+from jaxfl.algorithms.clients.robust import trimmed_mean as trimmed_mean
 from jaxfl.algorithms.clients.uplink import uplink as uplink
 from jaxfl.algorithms.d_psgd import d_psgd as d_psgd
 from jaxfl.algorithms.d_psgd import dp2_sgd as dp2_sgd

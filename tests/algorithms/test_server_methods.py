@@ -129,7 +129,7 @@ def test_fed_nova_moves_by_the_mean_of_constant_gradients(momentum):
     state, _ = run(algorithm, KEY, data(), 1000)
     error = np.abs(np.float64(state.params) / 1000 - moved).max() / np.abs(moved).max()
     print(f"fed_nova, momentum {momentum}: {error:.1e}")
-    assert error < 1e-5
+    assert error < 1000 * 2**-25  # equal moves round x alike, by up to half of half an eps of it a round
     flat = jaxfl.from_functions(lambda key: jax.random.normal(key, (DIM,)), lambda w, x, y: 0 * (x @ w))
     still = jaxfl.fed_nova(flat, clients=clients, num_active=5, num_steps=OWN_STEPS)
     np.testing.assert_array_equal(run(still, KEY, data(), 50)[0].params, start(still, KEY, data()).params)

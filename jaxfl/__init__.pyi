@@ -18,7 +18,14 @@ from jaxfl.algorithms import dp2_sgd as dp2_sgd
 from jaxfl.algorithms import dzofl as dzofl
 from jaxfl.algorithms import embracing as embracing
 from jaxfl.algorithms import embracing_fl as embracing_fl
+from jaxfl.algorithms import fed_adagrad as fed_adagrad
+from jaxfl.algorithms import fed_adam as fed_adam
 from jaxfl.algorithms import fed_avg as fed_avg
+from jaxfl.algorithms import fed_avgm as fed_avgm
+from jaxfl.algorithms import fed_dyn as fed_dyn
+from jaxfl.algorithms import fed_nova as fed_nova
+from jaxfl.algorithms import fed_prox as fed_prox
+from jaxfl.algorithms import fed_yogi as fed_yogi
 from jaxfl.algorithms import fjord as fjord
 from jaxfl.algorithms import gradient_tracking as gradient_tracking
 from jaxfl.algorithms import heterofl as heterofl
@@ -31,6 +38,7 @@ from jaxfl.algorithms import private_updates as private_updates
 from jaxfl.algorithms import published_constants as published_constants
 from jaxfl.algorithms import push_sum as push_sum
 from jaxfl.algorithms import register_for_export as register_for_export
+from jaxfl.algorithms import scaffold as scaffold
 from jaxfl.algorithms import uplink as uplink
 from jaxfl.algorithms import width_reduction as width_reduction
 from jaxfl.channel.links import links as links

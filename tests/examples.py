@@ -136,12 +136,13 @@ def clients(tasks: Arguments, refused: Refused, *, classes: bool = True, **topol
         resized=lambda nodes: {"num_active": 2, **{name: np.arange(nodes) % 2 for name in of_class}},
         permuted=lambda order: {name: value[order] for name, value in of_class.items()},
         # What the server holds has no node axis; the draws name the clients.
-        relabeled=_renamed_clients,
+        relabeled=renamed_clients,
         over=over_uplink,
     )
 
 
-def _renamed_clients(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, PyTree]:
+def renamed_clients(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, PyTree]:
+    """Reorder the links of a server's draws, and name its clients anew; the state has no node axis."""
     links = jax.tree.map(lambda leaf: leaf[order], draws.uplink.links)
     return state, draws._replace(active=renamed(order, draws.active), uplink=draws.uplink._replace(links=links))
 
@@ -198,10 +199,11 @@ def scheduled(numbers: Numbers) -> Arguments:
     }
 
 
-def steps_of_clients(numbers: Numbers) -> Arguments:
-    """Make the arguments of algorithms whose clients train by themselves."""
+def steps_of_clients(numbers: Numbers, **options: Any) -> Arguments:
+    """Make the arguments of algorithms whose clients train by themselves; `options` of their local steps."""
     optimizer = client_sgd(numbers.step_size)
-    return {"clients": local_steps(numbers.num_local_steps, batch_size=numbers.batch_size, optimizer=optimizer)}
+    steps = local_steps(numbers.num_local_steps, batch_size=numbers.batch_size, optimizer=optimizer, **options)
+    return {"clients": steps}
 
 
 def clipped_steps(numbers: Numbers) -> Arguments:

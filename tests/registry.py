@@ -16,6 +16,7 @@ from jaxfl import graphs
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
 from jaxfl.algorithms.a_dp2_sgd import released_gradients as released_by_a_dp2_sgd
 from jaxfl.algorithms.ab import ab
+from jaxfl.algorithms.adaptive_servers import fed_adagrad, fed_adam, fed_avgm, fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
 from jaxfl.algorithms.clients.bound_constants import published_constants
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
@@ -23,12 +24,16 @@ from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
 from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
+from jaxfl.algorithms.fed_dyn import fed_dyn
+from jaxfl.algorithms.fed_nova import fed_nova
+from jaxfl.algorithms.fed_prox import fed_prox
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
+from jaxfl.algorithms.scaffold import scaffold
 from jaxfl.algorithms.width_reduction import width_reduction
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, PyTree
@@ -219,6 +224,51 @@ def _dzofl(make_task: MakeTask) -> Example:
     )
 
 
+def _with_server(**changes: Any) -> Callable[[MakeTask], Example]:
+    """An example of three of five clients without classes; `changes` are arguments, but for fields of the example."""
+    fields = {name: changes.pop(name) for name in Example._fields if name in changes}
+
+    def example(make_task):
+        plain = examples.clients({"task": make_task(5)}, fields.get("refused", ()), classes=False, **changes)
+        refused = [*plain.refused, *fields.get("refused", ())]
+        return plain._replace(**{**fields, "refused": refused})
+
+    return example
+
+
+def _relabeled_memory(order: np.ndarray, state: Any, draws: Any) -> tuple[PyTree, PyTree]:
+    """The clients' memory has a node axis, beside what the draws name."""
+    memory, _ = examples.relabeled_nodes(order, state.memory, ())
+    state, draws = examples.renamed_clients(order, state, draws)
+    return state._replace(memory=memory), draws
+
+
+def _uniform_steps(numbers: examples.Numbers) -> examples.Arguments:
+    return examples.steps_of_clients(numbers, weighting="uniform")
+
+
+def _fed_nova(make_task: MakeTask) -> Example:
+    own = np.array([3, 1, 2, 3, 2])
+    one_step = {
+        nodes: {"num_active": nodes, "num_local_steps": 1, "num_steps": np.ones(nodes, int)} for nodes in (1, 4)
+    }
+    return _with_server(
+        num_steps=own,
+        centralized=one_step,
+        resized=lambda nodes: {"num_active": 2, "num_steps": 1 + np.arange(nodes) % 3},
+        permuted=lambda order: {"num_steps": own[order]},
+        refused=[
+            ({"num_steps": np.array([1, 2, 3, 4, 1])}, "num_steps: must hold one integer from 1 to max_steps, 3"),
+            ({"num_steps": np.ones(4, int)}, "num_steps: must be a scalar or hold one number per node"),
+        ],
+    )(make_task)
+
+
+_SUMS_REFUSED: examples.Refused = (
+    ({"uplink": examples.over_uplink(examples.LOSSY)["uplink"]}, "links: must lose and round nothing"),
+)
+_ADAPTIVE: dict[str, Any] = {"centralized": {}, "refused": [({"tau": 0.0}, "tau: must be positive")]}
+_TO_SERVER = "params and batch statistics, to the server"
 _GOSSIP: dict[str, Any] = {"sends": "params", "noise_draws": ("noise",)}
 REGISTRY: dict[str, Row] = {
     "push_sum": Row(
@@ -262,6 +312,28 @@ REGISTRY: dict[str, Row] = {
         fed_avg,
         lambda make_task: examples.clients({"task": make_task(5)}, (), classes=False),
         sends="params and batch statistics, to the server",
+    ),
+    "fed_avgm": Row(fed_avgm, _with_server(server_momentum=0.5, centralized={}), sends=_TO_SERVER),
+    "fed_adagrad": Row(fed_adagrad, _with_server(**_ADAPTIVE), sends=_TO_SERVER),
+    "fed_adam": Row(fed_adam, _with_server(**_ADAPTIVE), sends=_TO_SERVER),
+    "fed_yogi": Row(fed_yogi, _with_server(**_ADAPTIVE), sends=_TO_SERVER),
+    "fed_prox": Row(
+        fed_prox,
+        _with_server(proximal=0.1, refused=[({"proximal": -0.1}, "proximal: must be non-negative")]),
+        sends=_TO_SERVER,
+    ),
+    "scaffold": Row(
+        scaffold,
+        _with_server(arguments=_uniform_steps, over=None, refused=_SUMS_REFUSED, relabeled=_relabeled_memory),
+        sends=_TO_SERVER,
+    ),
+    "fed_nova": Row(fed_nova, _fed_nova, sends=_TO_SERVER),
+    "fed_dyn": Row(
+        fed_dyn,
+        _with_server(
+            proximal=0.1, arguments=_uniform_steps, over=None, refused=_SUMS_REFUSED, relabeled=_relabeled_memory
+        ),
+        sends=_TO_SERVER,
     ),
     "ali_dpfl": Row(ali_dpfl, _ali_dpfl, sends="params, a gradient and two numbers, to the server"),
     "embracing": Row(

@@ -1,5 +1,9 @@
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd as a_dp2_sgd
 from jaxfl.algorithms.ab import ab as ab
+from jaxfl.algorithms.adaptive_servers import fed_adagrad as fed_adagrad
+from jaxfl.algorithms.adaptive_servers import fed_adam as fed_adam
+from jaxfl.algorithms.adaptive_servers import fed_avgm as fed_avgm
+from jaxfl.algorithms.adaptive_servers import fed_yogi as fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl as ali_dpfl
 from jaxfl.algorithms.clients.blocks import first_half as first_half
 from jaxfl.algorithms.clients.blocks import output_side as output_side
@@ -10,6 +14,14 @@ from jaxfl.algorithms.clients.capacity import training_bytes as training_bytes
 from jaxfl.algorithms.clients.client_sgd import client_sgd as client_sgd
 from jaxfl.algorithms.clients.local_steps import local_steps as local_steps
 from jaxfl.algorithms.clients.private_updates import private_updates as private_updates
+from jaxfl.algorithms.clients.robust import alie as alie
+from jaxfl.algorithms.clients.robust import coordinate_median as coordinate_median
+from jaxfl.algorithms.clients.robust import geometric_median as geometric_median
+from jaxfl.algorithms.clients.robust import krum as krum
+from jaxfl.algorithms.clients.robust import multi_krum as multi_krum
+from jaxfl.algorithms.clients.robust import random_updates as random_updates
+from jaxfl.algorithms.clients.robust import sign_flip as sign_flip
+from jaxfl.algorithms.clients.robust import trimmed_mean as trimmed_mean
 from jaxfl.algorithms.clients.uplink import uplink as uplink
 from jaxfl.algorithms.d_psgd import d_psgd as d_psgd
 from jaxfl.algorithms.d_psgd import dp2_sgd as dp2_sgd
@@ -19,6 +31,9 @@ from jaxfl.algorithms.embracing import embracing as embracing
 from jaxfl.algorithms.embracing import embracing_fl as embracing_fl
 from jaxfl.algorithms.export import register_for_export as register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg as fed_avg
+from jaxfl.algorithms.fed_dyn import fed_dyn as fed_dyn
+from jaxfl.algorithms.fed_nova import fed_nova as fed_nova
+from jaxfl.algorithms.fed_prox import fed_prox as fed_prox
 from jaxfl.algorithms.gradient_tracking import gradient_tracking as gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation as output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging as partial_averaging
@@ -26,6 +41,7 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_goss
 from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum
 from jaxfl.algorithms.push_sum import theory_step_size as theory_step_size
+from jaxfl.algorithms.scaffold import scaffold as scaffold
 from jaxfl.algorithms.width_reduction import fjord as fjord
 from jaxfl.algorithms.width_reduction import heterofl as heterofl
 from jaxfl.algorithms.width_reduction import width_reduction as width_reduction

@@ -147,8 +147,9 @@ def ali_dpfl(
     check.whole(max_rounds=max_rounds, max_iterations=max_iterations)
     _check_clients(clients, step_size)
     way = PLAIN if uplink is None else uplink
-    if way.is_private:
-        found, remedy = "got private updates", "Pass only links: the clients' own steps are private."
+    if way.is_private or way.aggregate is not None:
+        found = "got private updates" if way.is_private else "got a robust mean"
+        remedy = "Pass only links: the clients' own steps are private."
         raise ArgumentError("uplink", "must leave updates as they are", found, remedy)
 
     def limits():

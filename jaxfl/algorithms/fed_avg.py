@@ -9,7 +9,7 @@ optimizer, here SGD:
 
 | symbol | here |
 |---|---|
-| x, Delta | `State.params`, the pseudo-gradient |
+| x, Delta | `State.params` of `server_rounds.py`, which has the rounds; the pseudo-gradient |
 | S, |S|, J_i | `Draws.active`, `num_active`, `data.sizes` |
 | tau, gamma, mu, lambda, p_i | `clients`: `jaxfl.local_steps` and its optimizer, its weighting |
 
@@ -30,43 +30,14 @@ Does not claim: an epsilon; `jaxfl.privacy.clients` states it.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, NamedTuple
-
 import jax
-import jax.numpy as jnp
 import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
-from jaxfl.algorithms.clients.server import check_num_active, draw_active, over_slots, server_model
-from jaxfl.algorithms.clients.steps import StepDraws
-from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
-from jaxfl.algorithms.exchange import plus_seeds
-from jaxfl.algorithms.releases import of_clients
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, Variables, algorithm, check, purpose_key
+from jaxfl.algorithms.clients.uplink import Uplink
+from jaxfl.algorithms.server_rounds import State, by_optimizer, server_rounds
+from jaxfl.core import Algorithm, PyTree, Task
 from jaxfl.core.algorithm import constructor
-from jaxfl.core.reprs import short_repr
-from jaxfl.core.tree import number_type, size
-from jaxfl.gradients.per_example import tree_norm
-
-
-class State(NamedTuple):
-    """State carried to the next round. All of it is the server's, without a node axis."""
-
-    params: PyTree  # x, leaves (*leaf), float32
-    optimizer: Any  # state of the server optimizer
-    model_state: PyTree  # batch statistics, leaves (*leaf), float32; None where the task has none
-    round_index: Array  # (), int32, rounds completed
-
-    __repr__ = short_repr
-
-
-class Draws(NamedTuple):
-    """The random numbers of one round; k clients are active."""
-
-    active: Array  # (k,), int32, different clients; drawn in ascending order
-    steps: StepDraws  # of the active clients
-    uplink: UplinkDraws  # which slots hold a client, what arrives, and noise
 
 
 @constructor
@@ -121,74 +92,8 @@ def fed_avg(
         >>> info.gradient_evaluations.tolist(), info.bits_sent.tolist()
         ([5, 10], [64.0, 64.0])
     """
-    check.at_least(1, num_active=num_active)
-    way = PLAIN if uplink is None else uplink
-    way.check(task, clients)
     optimizer = optax.sgd(1.0) if server_optimizer is None else server_optimizer
-
-    def init(key, data):
-        check_num_active(num_active, data.num_nodes)
-        clients.check_data(task, data)
-        params = task.init(purpose_key(key, Purpose.INIT))
-        way.init(key, params, data.num_nodes)
-        return State(
-            params=params,
-            optimizer=optimizer.init(params),
-            model_state=None if task.init_state is None else task.init_state(),
-            round_index=jnp.int32(0),
-        )
-
-    def draw(key, state, data):
-        n, k = data.num_nodes, state.round_index
-        check_num_active(num_active, n)
-        choose = partial(draw_active, key, k, num_active, n)
-        active, of_way = way.draw(key, k, state.params, n, num_active, choose)
-        return Draws(active=active, steps=clients.draw(key, k, active, data, task), uplink=of_way)
-
-    def update(state, data, draws):
-        k, active = state.round_index, draws.active
-        steps = clients.steps(data, active, draws.steps)
-        gradient_of = clients.gradient_of(task, data)
-
-        def train(client_steps):
-            return clients.run(gradient_of, state.params, state.model_state, client_steps, k)
-
-        params, model_state, client_info = over_slots(train, task.node_loop)(draws.uplink.is_active, steps)
-        before = Variables(state.params, state.model_state)
-        models = of_whole_models(before, Variables(params, model_state), num_active)
-        weights = clients.weigh(data, active).astype(number_type(state.params))
-        received = way.send(draws.uplink, active, weights, client_info.loss, before, models)
-
-        pseudo_gradient = jax.tree.map(jnp.negative, received.change)
-        moves, new_optimizer = optimizer.update(pseudo_gradient, state.optimizer, state.params)
-        # A server that receives no update keeps its state.
-        moves = jax.tree.map(lambda leaf: jnp.where(received.any_arrived, leaf, 0), moves)
-        new_state = State(
-            params=optax.apply_updates(state.params, moves),
-            optimizer=jax.tree.map(partial(jnp.where, received.any_arrived), new_optimizer, state.optimizer),
-            model_state=received.model.model_state,
-            round_index=k + 1,
-        )
-
-        numbers, statistics = size(state.params), size(state.model_state)
-        of_active = client_info._replace(loss=received.loss).plus(
-            clients.counts(steps, draws.steps, k),
-            received.counts,
-            active=jnp.ones_like(active),  # 1 for a client that took part
-            bits_sent=jnp.full(active.shape, way.bits * numbers + 32 * statistics, jnp.float32),
-            bits_received=jnp.full(active.shape, 32 * (numbers + statistics), jnp.float32),
-        )
-        info = info_at_clients(of_active, draws.uplink, active, data.num_nodes)
-        noise = clients.noise if way.updates is None else way.updates.noise
-        secrets = None if noise is None else noise.secrets
-        if secrets is not None:  # any two clients may be partners where not all are active
-            n = data.num_nodes
-            secrets = secrets if num_active == n else secrets._replace(partners=(n - 1,) * n)
-            info = info.plus(plus_seeds(info.measurements, secrets, k))
-        return new_state, info.plus(pseudo_gradient_norm=tree_norm(pseudo_gradient, 2), update_norm=tree_norm(moves, 2))
-
-    releases = of_clients(clients, num_active, way.updates)
-    return algorithm(init, draw, update, server_model(task), releases=releases)
+    return server_rounds(task, clients=clients, num_active=num_active, uplink=uplink, rule=by_optimizer(optimizer))
 
 
 def released_updates(before: State, after: State) -> PyTree:

@@ -56,6 +56,7 @@ class Purpose(enum.IntEnum):
     MESSAGE_ROUNDING = 17
     STREAM = 18  # another draw in the same round
     SHARED_NOISE = 19  # of pairs of nodes
+    ATTACK = 20  # what attackers send
 
 
 SHARED = frozenset({Purpose.INIT, Purpose.GRAPH, Purpose.PARTITION, Purpose.CALIBRATION})

@@ -33,7 +33,7 @@ def test_purposes_keep_their_numbers():
     numbers = {"INIT": 0, "BATCH": 1, "PARTICIPATION": 2, "NOISE": 3, "GRAPH": 4, "PARTITION": 5, "EVENT": 6}
     numbers |= {"ROUNDING": 7, "DROPOUT": 8, "PART": 9, "CALIBRATION": 10, "RUN": 11}
     numbers |= {"SERVER_NOISE": 12, "ESTIMATE": 13, "ESTIMATE_NOISE": 14}
-    numbers |= {"DIRECTION": 15, "ARRIVAL": 16, "MESSAGE_ROUNDING": 17, "STREAM": 18, "SHARED_NOISE": 19}
+    numbers |= {"DIRECTION": 15, "ARRIVAL": 16, "MESSAGE_ROUNDING": 17, "STREAM": 18, "SHARED_NOISE": 19, "ATTACK": 20}
     assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
 
 

@@ -6,6 +6,7 @@ server adds
     plain                   sum p_i Delta_i[e] / sum p_i           over the active clients that hold e
     over links              the same with the rounded Q(Delta_i), over those that arrive; 0 where none does
     private updates         (sum clipped Q(Delta_i)[e] + noise) / E_e,    E_e: how many are expected to hold e, public
+    a robust mean           what `clients/robust.py` makes of those Q(Delta_i) that arrive and are finite
 
 Updates are rounded, not parameters, because many quantizers are finer near 0. A model state travels with its update, in
 32 bits a number. With private updates, a lost update counts as zero and E_e stays the same. Noise is added in every
@@ -21,14 +22,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
+from jaxfl.algorithms.clients.robust import Aggregate, Attack
 from jaxfl.algorithms.clients.server import at_clients
 from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
 from jaxfl.channel.links import PLAIN as PLAIN_LINKS
-from jaxfl.core import ArgumentError, Array, Info, Key, PyTree, Variables
-from jaxfl.core.info import Count, Fatal, plain
-from jaxfl.core.tree import along_nodes, weighted_sum
+from jaxfl.core import ArgumentError, Array, Info, Key, Purpose, PyTree, Task, Variables, node_keys, purpose_key
+from jaxfl.core.check import below as check_below
+from jaxfl.core.info import Count, Discarded, Fatal, plain
+from jaxfl.core.tree import along_nodes, norm, number_type, weighted_sum
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
 from jaxfl.privacy.mechanisms import require_own_noise
 
@@ -40,20 +45,22 @@ class UplinkDraws(NamedTuple):
     overflow: Array | None = None  # (), int32, 1 if a client that was drawn had no slot, which is an error
     links: LinkDraws = LinkDraws(None, None)  # of all n clients
     noise: PyTree | None = None  # like the parameters; None without private updates
+    attack: Array | None = None  # (n,), typed keys of what attackers send; None where they draw nothing
 
 
 class Updates(NamedTuple):
     """The active clients' models after their steps, in the forms that the server needs.
 
     Attributes:
-        mean: weights (c,) -> each element's mean over the clients that hold it; the old value where none does.
+        mean: weights (c,) -> each element's mean over the clients that hold it; the old value where none does. None
+            where the changes are to be averaged, so that changes of 0 leave all bits.
         changes: () -> changes of the whole model, leaves (c, *leaf), 0 where the client holds nothing.
         holders: weights (c,) -> their sum over the clients that hold an element, in the structure of the model.
         expected: how many clients are expected to hold an element, in the structure of the parameters.
         num_expected: how many clients are expected in all.
     """
 
-    mean: Callable[[Array], Variables]
+    mean: Callable[[Array], Variables] | None
     changes: Callable[[], Variables]
     holders: Callable[[Array], Variables]
     expected: PyTree
@@ -83,9 +90,11 @@ class Uplink(NamedTuple):
 
     Attributes:
         updates: rule by which updates are clipped and released with noise, and clients drawn independently; None: none.
+        aggregate: robust mean of the updates; None: their weighted mean.
         bits: of one number of an update; a number of the model state takes 32.
-        check: (task, clients, holds_parts=False) -> None; raises for a task or clients that private updates do not
-            protect, and for noise of pairs where clients hold parts of the model.
+        check: (task, clients, holds_parts=False, keeps_sums=False) -> None; raises for a task or clients that private
+            updates do not protect, for noise of pairs where clients hold parts of the model, and for links that lose or
+            round where server and clients keep what must move by the same updates.
         init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, or links of
             another number of clients.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
@@ -94,6 +103,7 @@ class Uplink(NamedTuple):
     """
 
     updates: PrivateUpdates | None
+    aggregate: Aggregate | None
     bits: float
     check: Callable[..., None]
     init: Callable[[Key, PyTree, int], None]
@@ -106,13 +116,22 @@ class Uplink(NamedTuple):
         return self.updates is not None
 
 
-def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None) -> Uplink:
+def uplink(
+    *,
+    links: Links | None = None,
+    updates: PrivateUpdates | None = None,
+    aggregate: Aggregate | None = None,
+    attack: Attack | None = None,
+) -> Uplink:
     """The way by which clients' updates reach their server.
 
     Args:
         links: `jaxfl.links(...)`, over which updates travel, quantised; what the server sends always arrives. None
             loses and rounds nothing.
         updates: `jaxfl.private_updates(...)`, for privacy of whole clients; None for none.
+        aggregate: robust mean in place of the weighted one, such as `jaxfl.algorithms.trimmed_mean(2)`; clients weigh
+            alike.
+        attack: what some clients send in place of their updates, such as `jaxfl.algorithms.sign_flip([0, 3])`.
 
     Returns:
         The argument `uplink` of algorithms with a server.
@@ -121,6 +140,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
         - links that lose and round nothing change no bit.
         - an update that is lost and not finite does not count.
         - adding or removing one client moves what is released by at most the clip norm, where updates are private.
+        - an attack of nobody changes no bit.
 
     Examples:
         >>> uplink(links=Links(success=0.5, quantizer=None, symmetric=False)).bits
@@ -129,9 +149,23 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
     if updates is not None and updates.noise.secrets is not None and links is not None:
         found, remedy = "got links", "Leave them out, or pass jaxfl.gaussian for the server's noise."
         raise ArgumentError("links", "must be None where pairs of clients share noise, which cancels", found, remedy)
+    if updates is not None and aggregate is not None:
+        found, remedy = "got private updates", "Leave them out: noise of local steps goes with robust means."
+        raise ArgumentError(
+            "updates", "must be None with a robust mean, which is no sum of clipped parts", found, remedy
+        )
     links = links or PLAIN_LINKS
+    attack = None if attack is None or len(attack.attackers) == 0 else attack
 
-    def check(task, clients, *, holds_parts=False):
+    def check(task, clients, *, holds_parts=False, keeps_sums=False):
+        if keeps_sums and not links.is_plain:
+            requirement = "must lose and round nothing where server and clients move what they keep by the same updates"
+            raise ArgumentError("links", requirement, f"got {links!r}"[:60], "Leave links out.")
+        if aggregate is not None:
+            _check_robust(task, clients, holds_parts or keeps_sums)
+        if attack is not None and (holds_parts or keeps_sums):
+            found, remedy = "got attackers", "Leave them out."
+            raise ArgumentError("attack", "must be None where more than whole updates counts", found, remedy)
         noise = clients.noise
         if noise is not None and noise.distribution == "summed_gaussian" and (holds_parts or not links.is_plain):
             requirement = "must reach the server in one sum of whole updates, which no link loses or rounds"
@@ -143,32 +177,57 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
             updates.check(task, clients)
 
     def init(key, params, num_nodes):
+        if attack is not None:
+            check_below(num_nodes, attackers=attack.attackers)
         if updates is not None:
             jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
         jax.eval_shape(partial(links.draw_to_server, key, 0, num_nodes))  # which refuses links that do not fit
 
     def draw(key, round_index, params, num_nodes, num_active, choose):
         of_links = links.draw_to_server(key, round_index, num_nodes)
+        of_attack = None
+        if attack is not None and attack.draws:
+            of_attack = node_keys(purpose_key(key, Purpose.ATTACK, round_index), num_nodes)
         if updates is None:
-            return choose(), UplinkDraws(links=of_links)
+            return choose(), UplinkDraws(links=of_links, attack=of_attack)
         who = updates.draw(key, round_index, num_active, num_nodes)
         noise = updates.draw_noise(key, round_index, params)
-        return who.active, UplinkDraws(is_active=who.is_active, overflow=who.overflow, links=of_links, noise=noise)
+        return who.active, UplinkDraws(who.is_active, who.overflow, of_links, noise, of_attack)
 
     def send(draws: Any, active, weights, losses, before, clients):
         shares, counts, any_arrived = weights / weights.sum(), {}, jnp.bool_(True)
-        if links.is_plain and updates is None:
+        is_plain = links.is_plain and updates is None and aggregate is None and attack is None
+        if clients.mean is not None and is_plain:
             model = clients.mean(weights)
             change = jax.tree.map(jnp.subtract, model.params, before.params)
             return Received(model, change, any_arrived, shares, losses, weights, weights.sum(), counts)
         changes = clients.changes()
         is_present = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
         counts_now = is_present
+        if attack is not None:
+            changes = Variables(
+                _attacked(attack, changes.params, active, is_present, draws.attack), changes.model_state
+            )
         if draws.links.arrived is not None:
             arrived = draws.links.arrived[active]
             counts_now, counts = counts_now & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
         messages = links.send(changes.params, jax.tree.map(lambda of_all: of_all[active], draws.links.rounding))
         changes, counts = Variables(messages.values, changes.model_state), counts | messages.counts
+        if aggregate is not None:
+            flat, restore = _flat(changes.params)
+            finite = jnp.isfinite(norm(changes.params))
+            counts_now, lost = counts_now & finite, counts_now & ~finite
+            mean = aggregate.combine(jnp.where(counts_now[:, None], flat, 0), counts_now)
+            num_arrived = counts_now.sum(dtype=jnp.int32)
+            is_valid = num_arrived >= aggregate.least
+            addition = restore(jnp.where(is_valid, mean, 0))
+            counts |= {
+                "void_rounds": (~is_valid).astype(jnp.int32),
+                DISCARDED_UPDATES: Discarded(lost.astype(jnp.int32)),
+            }
+            model = Variables(jax.tree.map(jnp.add, before.params, addition), before.model_state)  # which is empty
+            shares = _quotient(counts_now.astype(weights.dtype), num_arrived.astype(weights.dtype))
+            return Received(model, addition, is_valid, shares, losses, weights, weights.sum(), counts)
         if updates is None:
             masses = jnp.where(counts_now, weights, 0)
             # A product with 0 would keep NaN and infinity.
@@ -189,7 +248,7 @@ def uplink(*, links: Links | None = None, updates: PrivateUpdates | None = None)
             counts=counts | clipped_sum.counts,
         )
 
-    return Uplink(updates, links.bits, check, init, draw, send)
+    return Uplink(updates, aggregate, links.bits, check, init, draw, send)
 
 
 PLAIN = uplink()
@@ -225,6 +284,44 @@ def info_at_clients(info: Info, draws: UplinkDraws, active: Array, num_nodes: in
         return of_clients
     batches = plain(of_clients.counts.get(BATCH_OVERFLOW, jnp.zeros(num_nodes, jnp.int32)))
     return of_clients.plus({BATCH_OVERFLOW: Fatal(batches + draws.overflow)})
+
+
+def _check_robust(task: Task, clients: LocalSteps, more: bool) -> None:
+    """Refuse what a robust mean of whole updates does not cover."""
+    found = "got clients that hold parts, or a memory" * more or "got weighting 'data'" * (clients.weighting == "data")
+    if task.init_state is not None and jax.tree.leaves(jax.eval_shape(task.init_state)):
+        found = "got a task with batch statistics"
+    if found:
+        requirement = "must be None unless clients send whole updates of parameters, and weigh alike"
+        remedy = "Pass weighting='uniform' to local_steps, or leave aggregate out."
+        raise ArgumentError("aggregate", requirement, found, remedy)
+    if clients.noise is not None:
+        require_own_noise("a robust mean does not cancel it", noise=clients.noise.distribution)
+
+
+def _attacked(attack: Attack, changes: PyTree, active: Array, is_present: Array, keys: Array | None) -> PyTree:
+    """The changes (c, *leaf) with those of attackers in place of what they computed."""
+    flat, restore = _flat(changes)
+    hostile = (active[:, None] == jnp.asarray(attack.attackers)[None]).any(axis=1) & is_present
+    normal = (
+        None if keys is None else jax.vmap(lambda key: jax.random.normal(key, flat.shape[1:], flat.dtype))(keys[active])
+    )
+    sent = attack.act(flat, is_present & ~hostile, normal).astype(flat.dtype)
+    return jax.vmap(restore)(jnp.where(hostile[:, None], sent, flat))
+
+
+def _flat(tree: PyTree) -> tuple[Array, Callable[[Array], PyTree]]:
+    """The leaves (c, *leaf) as a matrix (c, d), and the way back of one row."""
+    leaves, structure = jax.tree.flatten(tree)
+    ends = np.cumsum([leaf[0].size for leaf in leaves])
+
+    def restore(row):
+        parts = jnp.split(row, ends[:-1])
+        old = zip(parts, leaves, strict=True)
+        return jax.tree.unflatten(structure, [part.reshape(leaf.shape[1:]).astype(leaf.dtype) for part, leaf in old])
+
+    dtype = number_type(tree)
+    return jnp.concatenate([leaf.reshape(len(leaf), -1).astype(dtype) for leaf in leaves], axis=1), restore
 
 
 def _quotient(total: Array, count: Array | float) -> Array:

@@ -1,0 +1,196 @@
+"""Robust means of clients' updates, and clients that attack: arguments of `jaxfl.uplink`.
+
+c updates Delta_i arrive, as rows of a matrix (slots, d) under a mask. None of these means is a sum of bounded parts, so
+that private updates are refused beside them; noise of local steps keeps its statement. Updates that are not finite
+count as lost. A round with fewer updates than a mean needs is void: it leaves the server's model and is counted.
+
+Coordinate median, trimmed mean: Yin, Chen, Ramchandran, Bartlett, ICML 2018, arXiv:1803.01498. Krum, multi-Krum:
+Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, arXiv:1703.02757. Geometric median: Pillutla, Kakade,
+Harchaoui, IEEE TSP 2022, arXiv:1912.13445, Algorithm 2. ALIE: Baruch, Baruch, Goldberg, NeurIPS 2019, arXiv:1902.06156.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from statistics import NormalDist
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxfl.core import ArgumentError, Array, check
+from jaxfl.core.tree import root
+
+
+class Aggregate(NamedTuple):
+    """A robust mean."""
+
+    least: int  # updates below which a round is void
+    combine: Callable[[Array, Array], Array]  # (updates (c, d), arrived (c,)) -> (d,); rows that are lost are 0
+
+
+class Attack(NamedTuple):
+    """What some clients send in place of their updates."""
+
+    attackers: np.ndarray  # (f,), int, numbers of the clients
+    act: Callable[..., Array]  # (updates (c, d), honest (c,), normal numbers (c, d)) -> what attackers send, (c, d)
+    draws: bool  # whether `act` takes normal numbers
+
+
+def trimmed_mean(num_trimmed: int) -> Aggregate:
+    """Mean of each coordinate without its f smallest and f largest values; the paper's beta is f / c.
+
+    Args:
+        num_trimmed: f; a round needs 2 f + 1 updates.
+
+    Guarantees:
+        - the order of clients changes no bit.
+        - f arbitrary values leave the mean within the range of the others.
+
+    Examples:
+        >>> trimmed_mean(1).combine(jnp.array([[1.0], [2.0], [9.0], [4.0]]), jnp.ones(4, bool)).tolist()
+        [3.0]
+    """
+    check.at_least(0, num_trimmed=num_trimmed)
+
+    def combine(updates, arrived):
+        count, place = arrived.sum(dtype=jnp.int32), jnp.arange(len(updates), dtype=jnp.int32)[:, None]
+        kept = (place >= num_trimmed) & (place < count - num_trimmed)
+        total = jnp.where(kept, _in_order(updates, arrived), 0).sum(axis=0)
+        return total / jnp.maximum(count - 2 * num_trimmed, 1).astype(updates.dtype)
+
+    return Aggregate(2 * num_trimmed + 1, combine)
+
+
+def coordinate_median() -> Aggregate:
+    """Median of each coordinate, the mean of the two middle values where their number is even."""
+
+    def combine(updates, arrived):
+        in_order, count = _in_order(updates, arrived), jnp.maximum(arrived.sum(dtype=jnp.int32), 1)
+        return (in_order[(count - 1) // 2] + in_order[count // 2]) / 2
+
+    return Aggregate(1, combine)
+
+
+def krum(num_attackers: int) -> Aggregate:
+    """The update nearest to its c - f - 2 nearest others by the sum of squared distances; the first of equal ones.
+
+    Args:
+        num_attackers: f; a round needs 2 f + 3 updates.
+
+    Guarantees:
+        - the result is one of the updates, bit for bit.
+    """
+    return multi_krum(num_attackers, num_kept=1)
+
+
+def multi_krum(num_attackers: int, *, num_kept: int) -> Aggregate:
+    """Mean of the m updates that `krum` would choose one after the other by one scoring.
+
+    Args:
+        num_attackers: f; a round needs 2 f + 3 updates, and m.
+        num_kept: m. The paper's bound is c - 2 f - 3, libraries also take c - f.
+    """
+    check.at_least(0, num_attackers=num_attackers)
+    check.at_least(1, num_kept=num_kept)
+
+    def combine(updates, arrived):
+        slots = jnp.arange(len(updates), dtype=jnp.int32)
+
+        def score(own):
+            # Of differences: squares of whole updates would lose all digits near consensus.
+            distances = jnp.sum((updates - updates[own][None]) ** 2, axis=1)
+            others = jnp.sort(jnp.where(arrived & (slots != own), distances, jnp.inf))
+            return jnp.where(slots < arrived.sum(dtype=jnp.int32) - num_attackers - 2, others, 0).sum()
+
+        scores = jnp.where(arrived, jax.lax.map(score, slots), jnp.inf)
+        kept = jnp.argsort(scores, stable=True)[:num_kept]
+        return updates[kept].sum(axis=0) / num_kept
+
+    return Aggregate(max(2 * num_attackers + 3, num_kept), combine)
+
+
+def geometric_median(num_iterations: int = 8, *, guard: float | Array = 1e-6) -> Aggregate:
+    """Smoothed geometric median by Weiszfeld's iterations from the mean, with uniform weights.
+
+    Args:
+        num_iterations: R, 3 to 10.
+        guard: nu, below which a distance counts as nu: absolute, positive; may be traced.
+
+    Guarantees:
+        - no iteration raises the sum of smoothed distances.
+    """
+    check.at_least(1, num_iterations=num_iterations)
+    check.positive(guard=guard)
+
+    def combine(updates, arrived):
+        present = arrived.astype(updates.dtype)
+
+        def mean(weights):
+            return jnp.matmul(weights, updates, precision="highest") / jnp.maximum(
+                weights.sum(), jnp.finfo(updates.dtype).tiny
+            )
+
+        def nearer(_, center):
+            distances = root(jnp.sum((updates - center[None]) ** 2, axis=1))
+            return mean(present / jnp.maximum(distances, guard))
+
+        return jax.lax.fori_loop(0, num_iterations, nearer, mean(present))
+
+    return Aggregate(1, combine)
+
+
+def sign_flip(attackers: Sequence[int], *, scale: float | Array = 1.0) -> Attack:
+    """Attackers send -s times their update; s is `scale`, 1 to 10."""
+    return Attack(_numbers(attackers), lambda updates, honest, normal: -scale * updates, False)
+
+
+def random_updates(attackers: Sequence[int], *, std: float | Array) -> Attack:
+    """Attackers send Gaussian noise of this standard deviation, 1 to 200."""
+    return Attack(_numbers(attackers), lambda updates, honest, normal: std * normal, True)
+
+
+def alie(attackers: Sequence[int], *, num_active: int | None = None, num_std: float | Array | None = None) -> Attack:
+    """Attackers all send mean - z std of the honest updates, by coordinate: "a little is enough".
+
+    Args:
+        attackers: f numbers of clients.
+        num_active: c, from which the paper's z follows; needed where `num_std` is None.
+        num_std: z; None: Phi^-1((c - f - s) / (c - f)), s = floor(c / 2 + 1) - f, which must be positive.
+
+    Examples:
+        >>> attack = alie([0], num_std=2.0)  # the standard deviation is over the number of honest ones
+        >>> attack.act(jnp.array([[9.0], [1.0], [3.0]]), jnp.array([False, True, True]), None)[0].tolist()
+        [0.0]
+    """
+    numbers = _numbers(attackers)
+    if num_std is None:
+        check.at_least(len(numbers) + 1, num_active=num_active)
+        honest = (num_active or 0) - len(numbers)
+        share = (honest - ((num_active or 0) // 2 + 1 - len(numbers))) / honest
+        if not 0.5 < share < 1:
+            found, remedy = f"got {len(numbers)} of {num_active}, z at the share {share:.2f}", "Pass num_std."
+            raise ArgumentError("attackers", "must be few enough to hide and enough for z > 0", found, remedy)
+        num_std = NormalDist().inv_cdf(share)
+
+    def act(updates, honest, normal):
+        count = jnp.maximum(honest.sum(dtype=jnp.int32), 1).astype(updates.dtype)
+        mean = jnp.where(honest[:, None], updates, 0).sum(axis=0) / count
+        variance = jnp.where(honest[:, None], (updates - mean[None]) ** 2, 0).sum(axis=0) / count
+        return jnp.broadcast_to((mean - num_std * root(variance))[None], updates.shape)
+
+    return Attack(numbers, act, False)
+
+
+def _in_order(updates: Array, arrived: Array) -> Array:
+    """Each coordinate's values in ascending order, those that are lost behind all others."""
+    return jnp.sort(jnp.where(arrived[:, None], updates, jnp.inf), axis=0)
+
+
+def _numbers(attackers: Sequence[int]) -> np.ndarray:
+    """Numbers of clients, (f,)."""
+    numbers = np.asarray(attackers, dtype=None if len(attackers) else int)
+    check.integers(attackers=numbers)
+    check.non_negative(attackers=numbers)
+    return numbers.astype(np.int32)

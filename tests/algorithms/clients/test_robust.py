@@ -1,0 +1,211 @@
+"""Robust means and attacks: values by hand, what attackers cannot do, and rounds that are void."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import linear_task, run, start, statistics_task, uneven_data
+from reference.runs import assert_same, flat
+
+import jaxfl
+from jaxfl import ArgumentError
+from jaxfl.algorithms import (
+    alie,
+    coordinate_median,
+    geometric_median,
+    krum,
+    multi_krum,
+    random_updates,
+    sign_flip,
+    trimmed_mean,
+)
+
+KEY, NODES = jax.random.key(2), 11
+SIZES = tuple(range(3, 3 + NODES))
+RNG = np.random.default_rng(4)
+UPDATES, ALL = RNG.normal(size=(NODES, 6)).astype(np.float32), np.ones(NODES, bool)
+SOME = np.arange(NODES) % 4 > 0  # eight of eleven arrive
+MEANS = {
+    "median": coordinate_median(),
+    "trimmed": trimmed_mean(2),
+    "krum": krum(2),
+    "multi_krum": multi_krum(2, num_kept=3),
+    "geometric": geometric_median(),
+}
+
+
+def combined(mean, updates, arrived=ALL):
+    """Rows that do not arrive are 0, as the uplink gives them."""
+    return np.asarray(mean.combine(jnp.where(arrived[:, None], jnp.asarray(updates), 0), jnp.asarray(arrived)))
+
+
+def by_the_papers(name, rows):
+    """Float64, from the lines, on those that arrived."""
+    count = len(rows)
+    if name == "median":
+        return np.median(rows, axis=0)
+    if name == "trimmed":
+        return np.sort(rows, axis=0)[2 : count - 2].mean(axis=0)
+    if name == "geometric":
+        center = rows.mean(axis=0)
+        for _ in range(8):
+            weights = 1 / np.maximum(1e-6, np.linalg.norm(rows - center, axis=1))
+            center = weights @ rows / weights.sum()
+        return center
+    scores = []
+    for i in range(count):
+        squares = sorted(float(np.sum((rows[i] - rows[j]) ** 2)) for j in range(count) if j != i)
+        scores.append(sum(squares[: count - 4]))
+    return rows[np.argsort(scores, kind="stable")[: 3 if name == "multi_krum" else 1]].mean(axis=0)
+
+
+@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize("arrived", [ALL, SOME], ids=["all", "some"])
+def test_follows_the_papers_lines(name, arrived):
+    expected = by_the_papers(name, np.float64(UPDATES)[arrived])
+    np.testing.assert_allclose(combined(MEANS[name], UPDATES, arrived), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_order_translation_and_scale(name):
+    mean, order, shift = MEANS[name], RNG.permutation(NODES), np.float32(3.0)
+    plain = combined(mean, UPDATES)
+    exact = name in ("median", "trimmed", "krum")  # which sort, or choose
+    np.testing.assert_allclose(
+        combined(mean, UPDATES[order]), plain, rtol=0 if exact else 1e-5, atol=0 if exact else 1e-6
+    )
+    np.testing.assert_allclose(combined(mean, UPDATES + shift), plain + shift, rtol=1e-5)
+    np.testing.assert_allclose(combined(mean, 2 * UPDATES), 2 * plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_two_arbitrary_updates_do_not_carry_the_result_away(name):
+    """The plain mean they do; medians and trimmed means stay within the range of honest values."""
+    honest = UPDATES[2:]
+    for size in (1e2, 1e6):
+        attacked = np.concatenate([RNG.choice([-size, size], (2, 6)).astype(np.float32), honest])
+        result = combined(MEANS[name], attacked)
+        assert np.abs(attacked.mean(axis=0)).max() > 10
+        slack = 1.0 if name == "geometric" else 0.0
+        assert (result >= honest.min(axis=0) - slack).all()
+        assert (result <= honest.max(axis=0) + slack).all()
+
+
+def test_krum_is_one_of_the_updates_and_sees_small_differences_of_large_updates():
+    assert (combined(MEANS["krum"], UPDATES) == UPDATES).all(axis=1).any()
+    # Near consensus: squares of whole updates in float32 would be 1e6 +- 0.06, and differences 1e-4.
+    close = np.float32(1000.0) + np.float32(2.0**-10) * np.round(UPDATES * 8)
+    expected = by_the_papers("krum", np.float64(close))
+    np.testing.assert_array_equal(combined(MEANS["krum"], close), expected)
+
+
+def test_the_smoothed_objective_never_grows():
+    guard, rows = 0.3, np.float64(UPDATES)
+
+    def objective(center):
+        distances = np.linalg.norm(rows - center, axis=1)
+        return np.where(distances < guard, distances**2 / (2 * guard) + guard / 2, distances).sum()
+
+    values = [objective(combined(geometric_median(count, guard=guard), UPDATES)) for count in range(1, 8)]
+    values = [objective(rows.mean(axis=0)), *values]
+    assert all(later <= earlier * (1 + 1e-6) for earlier, later in itertools.pairwise(values))
+    assert values[-1] < values[0] - 1e-3
+
+
+def test_switched_off_each_is_the_mean():
+    plain = UPDATES.mean(axis=0)
+    for mean in (trimmed_mean(0), multi_krum(0, num_kept=NODES), geometric_median(guard=1e9)):
+        np.testing.assert_allclose(combined(mean, UPDATES), plain, rtol=1e-6, atol=1e-6)
+
+
+def learner(**way):
+    clients = jaxfl.local_steps(2, batch_size=3, optimizer=optax.sgd(0.05), weighting="uniform")
+    return jaxfl.fed_avg(linear_task(), clients=clients, num_active=NODES, uplink=jaxfl.uplink(**way))
+
+
+DATA = uneven_data(SIZES)
+
+
+def test_an_attack_of_nobody_changes_no_bit():
+    plain, other = (run(learner(**way), KEY, DATA, 5)[0] for way in ({}, {"attack": sign_flip([])}))
+    assert_same(plain, other)
+
+
+def test_attackers_send_what_they_say():
+    algorithm = learner()
+    first = start(algorithm, KEY, DATA)
+    honest = [
+        flat(run(learner(attack=attack), KEY, DATA, 1, first)[0].params) - flat(first.params)
+        for attack in (sign_flip([]), sign_flip([4]), sign_flip([4], scale=3.0), sign_flip(range(NODES)))
+    ]
+    own = (honest[0] - honest[1]) / 2  # the share of client 4
+    assert np.linalg.norm(own) > 1e-3
+    np.testing.assert_allclose(honest[2], honest[0] - 4 * own, atol=1e-5)
+    np.testing.assert_allclose(honest[3], -honest[0], atol=1e-5)
+    steps = [
+        run(learner(attack=random_updates(range(NODES), std=20.0)), KEY, DATA, count)[0].params for count in (1, 2)
+    ]
+    moves = np.concatenate([flat(steps[0]) - flat(first.params), flat(steps[1]) - flat(steps[0])])
+    assert 0.5 * 20 < np.std(moves) * np.sqrt(NODES) < 1.6 * 20
+
+
+@pytest.mark.parametrize("aggregate", [coordinate_median(), trimmed_mean(3), krum(3), geometric_median()])
+def test_attackers_stop_the_mean_and_not_a_robust_mean(aggregate):
+    attack = sign_flip([0, 1, 2], scale=20.0)
+    losses = [
+        run(learner(**way), KEY, DATA, 40)[1].loss
+        for way in ({"attack": attack}, {"attack": attack, "aggregate": aggregate})
+    ]
+    ends = [float(loss[-5:].mean()) for loss in losses]
+    assert not ends[0] < float(losses[0][0])
+    assert ends[1] < 0.8 * float(losses[1][0])
+
+
+def test_a_round_with_too_few_updates_is_void():
+    algorithm = learner(aggregate=krum(4), links=jaxfl.links(0.0))
+    state, infos = run(algorithm, KEY, DATA, 3)
+    assert_same(state.params, start(algorithm, KEY, DATA).params)
+    assert infos.void_rounds.tolist() == [1, 1, 1]
+    lossy = run(learner(aggregate=krum(3), links=jaxfl.links(0.75)), KEY, DATA, 30)[1]
+    arrived = NODES - np.asarray(lossy.lost_messages).sum(axis=1)
+    np.testing.assert_array_equal(lossy.void_rounds, arrived < 9)
+    assert 0 < lossy.void_rounds.sum() < 30
+
+
+def test_an_update_that_is_not_finite_counts_as_lost():
+    poisoned = DATA._replace(inputs=DATA.inputs.at[DATA.indices[5, 0]].set(jnp.nan))
+    state, infos = run(learner(aggregate=coordinate_median()), KEY, poisoned, 4)
+    assert np.isfinite(flat(state.params)).all()
+    assert np.asarray(infos.discarded_updates)[:, 5].sum() > 0
+    assert not np.delete(np.asarray(infos.discarded_updates), 5, axis=1).any()
+
+
+def test_the_published_deviation_of_alie():
+    """c = 50, f = 24: z = Phi^-1(25 / 26 - ...) as the paper's formula gives it."""
+    attack = alie(range(24), num_active=50)
+    rows = np.concatenate([np.zeros((24, 1)), np.array([[-1.0], [1.0]] * 13)]).astype(np.float32)
+    sent = attack.act(jnp.asarray(rows), jnp.arange(50) >= 24, None)
+    np.testing.assert_allclose(sent, -1.426, atol=1e-3)
+
+
+def test_refusals():
+    aggregate, private = trimmed_mean(1), jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(1.0))
+    by_data = jaxfl.local_steps(2, batch_size=3, optimizer=optax.sgd(0.05))
+    uniform = jaxfl.local_steps(2, batch_size=3, optimizer=optax.sgd(0.05), weighting="uniform")
+    way = jaxfl.uplink(aggregate=aggregate)
+    with pytest.raises(ArgumentError, match="updates: must be None with a robust mean"):
+        jaxfl.uplink(aggregate=aggregate, updates=private)
+    for task, clients, build in (
+        (linear_task(), by_data, jaxfl.fed_avg),
+        (statistics_task(), uniform, jaxfl.fed_avg),
+        (linear_task(), uniform, jaxfl.scaffold),
+    ):
+        with pytest.raises(ArgumentError, match="aggregate: must be None unless"):
+            build(task, clients=clients, num_active=3, uplink=way)
+    with pytest.raises(ArgumentError, match="attackers: must be few enough"):
+        alie([0], num_active=50)
+    with pytest.raises(ArgumentError, match="attackers: must"):
+        learner(attack=sign_flip([NODES])).init(KEY, DATA)

@@ -1,0 +1,274 @@
+"""Methods with a server beside federated averaging: the papers' lines, sums over 1,000 rounds, and what they become."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from problems import run, start, statistics_task, uneven_data
+from reference import servers
+from reference.runs import assert_same, client_batches, one_by_one
+
+import jaxfl
+from jaxfl import ArgumentError
+
+KEY, DIM, CLIENTS, ACTIVE, STEPS, STEP_SIZE = jax.random.key(5), 4, 16, 6, 3, 0.05
+SIZES = tuple(int(size) for size in np.random.default_rng(3).integers(3, 12, CLIENTS))
+OWN_STEPS = 1 + np.arange(CLIENTS) % STEPS
+# Adam's root divides small numbers, so that a method is given a problem whose answer is of order 1.
+TASK = jaxfl.from_functions(lambda key: jax.random.normal(key, (DIM,)), lambda w, x, y: (x @ w - y) ** 2)
+
+
+@functools.cache
+def data():
+    """Uneven parts, each with an optimum of its own."""
+    rng = np.random.default_rng(0)
+    inputs = rng.normal(size=(sum(SIZES), DIM)).astype(np.float32)
+    owners, parts = np.repeat(np.arange(CLIENTS), SIZES), np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    optima = rng.normal(size=(CLIENTS, DIM))
+    return jaxfl.federate(inputs, (inputs * optima[owners]).sum(axis=1).astype(np.float32), parts)
+
+
+def gradient(client, y, batch):
+    """Mean gradient of a client's samples at y, float64."""
+    own = np.asarray(data().indices)[client][list(batch)]
+    inputs, labels = np.float64(np.asarray(data().inputs)[own]), np.float64(np.asarray(data().labels)[own])
+    return 2 * inputs.T @ (inputs @ y - labels) / len(own)
+
+
+def learner(name, *, active=ACTIVE, steps=STEPS, batch_size=2, weighting="uniform", optimizer=None, uplink=None, **own):
+    """The method on these clients."""
+    clients = jaxfl.local_steps(
+        steps, batch_size=batch_size, optimizer=optimizer or optax.sgd(STEP_SIZE), weighting=weighting
+    )
+    return getattr(jaxfl, name)(TASK, clients=clients, num_active=active, uplink=uplink, **own)
+
+
+METHODS = {
+    "fed_avgm": ("fed_avgm", {"server_step_size": 0.7, "server_momentum": 0.6}, {}),
+    "fed_adagrad": ("fed_adagrad", {"server_step_size": 0.3, "tau": 0.01}, {}),
+    "fed_adam": ("fed_adam", {"server_step_size": 0.1, "tau": 0.01}, {"weighting": "data"}),
+    "fed_adam from 0": ("fed_adam", {"server_step_size": 0.1, "tau": 0.01, "first_square": 0.0}, {}),
+    "fed_yogi": ("fed_yogi", {"server_step_size": 0.1, "tau": 0.01, "beta_2": 0.9}, {}),
+    "fed_prox": ("fed_prox", {"proximal": 0.5}, {"weighting": "data"}),
+    "scaffold": ("scaffold", {"server_step_size": 0.8}, {}),
+    "fed_nova": ("fed_nova", {"num_steps": OWN_STEPS}, {"weighting": "data"}),
+    "fed_nova with momentum": ("fed_nova", {"num_steps": OWN_STEPS}, {"weighting": "data", "momentum": 0.8}),
+    "fed_dyn": ("fed_dyn", {"proximal": 0.2}, {}),
+}
+
+
+@pytest.mark.parametrize("case", METHODS)
+@pytest.mark.quick_cases(4)
+def test_follows_the_papers_lines(case):
+    """Six of sixteen clients for 30 rounds, to 1e-5 of the model."""
+    name, options, local = METHODS[case]
+    weighting, momentum = local.get("weighting", "uniform"), local.get("momentum")
+    algorithm = learner(name, weighting=weighting, optimizer=optax.sgd(STEP_SIZE, momentum), **options)
+    ours = one_by_one(algorithm, KEY, data(), 30)
+    x, state = np.float64(ours.states[0].params), {}
+    extra = {"momentum": momentum} if momentum else {}
+    for draws, after in zip(ours.draws, ours.states[1:], strict=True):
+        active = client_batches(np.asarray(draws.active).tolist(), np.asarray(draws.steps.batch_indices), SIZES)
+        sizes = np.array([SIZES[i] if weighting == "data" else 1.0 for i, _ in active])
+        p = sizes / sizes.sum()
+        step = {"num_clients": CLIENTS, "step": STEP_SIZE}
+        x = getattr(servers, name)(x, active, gradient, state, p, **step, **options, **extra)
+        np.testing.assert_allclose(after.params, x, atol=1e-5 * np.linalg.norm(x))
+    assert np.linalg.norm(x - ours.states[0].params) > 0.1, "it must move for this test to mean something"
+
+
+SUMS = {  # the server's vector is the mean of the clients'
+    "scaffold": {"server_step_size": 1.0},
+    "fed_dyn": {"proximal": 0.1},
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_servers_vector_is_the_mean_of_the_clients_over_1000_rounds(name):
+    """In float32, on random batches and clients; relative to the largest value of a client."""
+    algorithm = learner(name, **SUMS[name])
+
+    def body(state, _):
+        state, _ = algorithm.round(KEY, state, data())
+        error = jnp.abs(state.optimizer - state.memory.mean(axis=0)).max()
+        return state, (error / jnp.abs(state.memory).max(), jnp.linalg.norm(state.params))
+
+    _, (errors, norms) = jax.jit(lambda s: jax.lax.scan(body, s, length=1000))(start(algorithm, KEY, data()))
+    print(f"{name}: {errors.max():.1e}")
+    assert np.isfinite(norms).all()
+    assert errors.max() < 1e-5
+
+
+@pytest.mark.parametrize("name", ["fed_adagrad", "fed_adam", "fed_yogi"])
+def test_second_moments_are_never_negative_over_1000_rounds(name):
+    algorithm = learner(name, server_step_size=0.1)
+
+    def body(state, _):
+        state, _ = algorithm.round(KEY, state, data())
+        return state, state.optimizer.second.min()
+
+    _, smallest = jax.jit(lambda s: jax.lax.scan(body, s, length=1000))(start(algorithm, KEY, data()))
+    assert smallest.min() >= 0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fed_nova_moves_by_the_mean_of_constant_gradients(momentum):
+    """Over 1,000 rounds, whatever the numbers of steps; clients that do not move leave all bits."""
+    slope = jaxfl.from_functions(lambda key: jnp.zeros(DIM), lambda w, x, y: x @ w)
+    clients = jaxfl.local_steps(STEPS, batch_size=99, optimizer=optax.sgd(STEP_SIZE, momentum), weighting="data")
+    algorithm = jaxfl.fed_nova(slope, clients=clients, num_active=CLIENTS, num_steps=OWN_STEPS)
+    inputs, indices = np.float64(data().inputs), np.asarray(data().indices)
+    p = np.array(SIZES) / sum(SIZES)
+    b = np.array([inputs[row[:size]].mean(axis=0) for row, size in zip(indices, SIZES, strict=True)])
+    tau = OWN_STEPS
+    masses = (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)
+    moved = -STEP_SIZE * (p @ masses) * (p @ b)
+    state, _ = run(algorithm, KEY, data(), 1000)
+    error = np.abs(np.float64(state.params) / 1000 - moved).max() / np.abs(moved).max()
+    print(f"fed_nova, momentum {momentum}: {error:.1e}")
+    assert error < 1000 * 2**-25  # equal moves round x alike, by up to half of half an eps of it a round
+    flat = jaxfl.from_functions(lambda key: jax.random.normal(key, (DIM,)), lambda w, x, y: 0 * (x @ w))
+    still = jaxfl.fed_nova(flat, clients=clients, num_active=5, num_steps=OWN_STEPS)
+    np.testing.assert_array_equal(run(still, KEY, data(), 50)[0].params, start(still, KEY, data()).params)
+
+
+def test_fed_prox_stays_where_the_loss_is_flat_and_reaches_the_proximal_optimum():
+    flat = jaxfl.from_functions(lambda key: jnp.float32([0.5, -2.0]), lambda w, x, y: 0 * w[0] * y)
+    clients = jaxfl.local_steps(5, batch_size=2, optimizer=optax.sgd(0.1), weighting="uniform")
+    still = jaxfl.fed_prox(flat, clients=clients, num_active=4, proximal=0.5)
+    np.testing.assert_array_equal(run(still, KEY, data(), 20)[0].params, [0.5, -2.0])
+    alone = learner("fed_prox", active=1, steps=2000, batch_size=99, proximal=0.7)
+    first = start(alone, KEY, data())
+    draws = jax.jit(alone.draw)(KEY, first, data())
+    own = np.asarray(data().indices)[int(draws.active[0])][: SIZES[int(draws.active[0])]]
+    inputs, labels, x = np.float64(data().inputs)[own], np.float64(data().labels)[own], np.float64(first.params)
+    hessian = 2 * inputs.T @ inputs / len(own) + 0.7 * np.eye(DIM)
+    expected = np.linalg.solve(hessian, 2 * inputs.T @ labels / len(own) + 0.7 * x)
+    np.testing.assert_allclose(jax.jit(alone.update)(first, data(), draws)[0].params, expected, rtol=1e-4, atol=1e-5)
+
+
+# Off lines: (method, its arguments, bit for bit)
+OFF = [
+    ("fed_avgm", {"server_momentum": 0.0}, True),
+    ("fed_prox", {"proximal": 0.0}, True),
+    ("fed_nova", {"num_steps": np.full(CLIENTS, STEPS)}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "same"), OFF, ids=[name for name, *_ in OFF])
+def test_switched_off_it_is_fed_avg(name, options, same):
+    plain, other = (run(learner(one, **own), KEY, data(), 20)[0] for one, own in (("fed_avg", {}), (name, options)))
+    assert_same(plain.params, other.params, **({} if same else {"rtol": 1e-6, "atol": 1e-6}))
+
+
+def test_scaffold_and_fed_dyn_without_what_they_keep():
+    """Variates held at 0 give fed_avg, and h and q held at 0 give fed_prox, to rounding."""
+    pairs = [(("scaffold", {}), ("fed_avg", {})), (("fed_dyn", {"proximal": 0.3}), ("fed_prox", {"proximal": 0.3}))]
+    for (name, options), (plain, arguments) in pairs:
+        algorithm, other = learner(name, **options), learner(plain, **arguments)
+
+        def forgetful(state, _, algorithm=algorithm, dyn=name == "fed_dyn"):
+            new, _ = algorithm.round(KEY, state, data())
+            params = new.params + new.optimizer / 0.3 if dyn else new.params  # x without the term of h
+            zeros = jax.tree.map(jnp.zeros_like, (new.optimizer, new.memory))
+            return new._replace(params=params, optimizer=zeros[0], memory=zeros[1]), None
+
+        ours, _ = jax.jit(lambda s, f=forgetful: jax.lax.scan(f, s, length=20))(start(algorithm, KEY, data()))
+        np.testing.assert_allclose(ours.params, run(other, KEY, data(), 20)[0].params, rtol=1e-5, atol=1e-6)
+
+
+def test_scaffold_and_fed_dyn_reach_the_optimum_of_the_uniform_mean():
+    """All active, full batches: where fed_avg with ten steps stays away."""
+    inputs, labels = np.float64(data().inputs), np.float64(data().labels)
+    scales = np.repeat(1 / np.array(SIZES), SIZES)
+    optimum = np.linalg.solve((inputs.T * scales) @ inputs, (inputs.T * scales) @ labels)
+    distance = {}
+    for name, options in (("fed_avg", {}), ("scaffold", {}), ("fed_dyn", {"proximal": 0.5})):
+        algorithm = learner(name, active=CLIENTS, steps=10, batch_size=99, **options)
+        distance[name] = float(np.abs(run(algorithm, KEY, data(), 600)[0].params - optimum).max())
+    assert distance["fed_avg"] > 1e-2
+    assert max(distance["scaffold"], distance["fed_dyn"]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "local", "message"),
+    [
+        ("scaffold", {}, {"optimizer": optax.sgd(0.1, 0.9)}, "clients: must make steps of SGD.*TraceState"),
+        ("scaffold", {}, {"optimizer": optax.adam(0.1)}, "clients: must make steps of SGD.*ScaleByAdamState"),
+        ("scaffold", {}, {"optimizer": jaxfl.client_sgd(0.1, weight_decay=0.1)}, "clients: .*got weight decay"),
+        ("fed_nova", {"num_steps": OWN_STEPS}, {"optimizer": optax.chain(optax.clip(1.0), optax.sgd(0.1))}, "clipping"),
+        ("scaffold", {}, {"weighting": "data"}, "clients: must weigh all clients equally"),
+        ("fed_dyn", {"proximal": 0.1}, {"weighting": "data"}, "clients: must weigh all clients equally"),
+        ("fed_dyn", {"proximal": 0.1}, {"uplink": jaxfl.uplink(links=jaxfl.links(0.5))}, "links: must lose and round"),
+        ("fed_adam", {"beta_2": 1.5}, {}, "beta_2: must"),
+    ],
+)
+def test_refusals(name, options, local, message):
+    with pytest.raises(ArgumentError, match=message):
+        learner(name, **options, **local)
+
+
+def private_learner(name, *, updates=None, noise=None, clip_norm=None, **options):
+    clients = jaxfl.local_steps(
+        STEPS, batch_size=2, optimizer=optax.sgd(STEP_SIZE), weighting="uniform", clip_norm=clip_norm, noise=noise
+    )
+    uplink = None if updates is None else jaxfl.uplink(updates=updates)
+    return getattr(jaxfl, name)(TASK, clients=clients, num_active=ACTIVE, uplink=uplink, **options)
+
+
+@pytest.mark.parametrize("name", ["fed_adam", "fed_prox", "scaffold", "fed_nova", "fed_dyn"])
+def test_private_rounds_release_what_those_of_fed_avg_do(name):
+    """Local noise, and whole clients: the same statement, and corrections act on what was released."""
+    options = next(own for method, own, _ in METHODS.values() if method == name)
+    updates = jaxfl.private_updates(clip_norm=0.5, noise=jaxfl.gaussian(0.3))
+    for private in ({"clip_norm": 1.0, "noise": jaxfl.gaussian(0.2)}, {"updates": updates}):
+        ours, plain = private_learner(name, **private, **options), private_learner("fed_avg", **private)
+        mine, other = (jaxfl.privacy.releases_of(each, data()).each for each in (ours, plain))
+        assert mine == other
+        assert np.isfinite(run(ours, KEY, data(), 5)[0].params).all()
+    if name == "fed_adam":
+        return
+    # Gradients are clipped to almost nothing: corrections are not, and a method's memory moves x by itself.
+    quiet = private_learner(name, clip_norm=1e-9, **options)
+    first = start(quiet, KEY, data())
+    np.testing.assert_allclose(run(quiet, KEY, data(), 1)[0].params, first.params, atol=1e-6)
+    if name in SUMS:
+        kept = first._replace(memory=jnp.ones_like(first.memory))
+        assert np.abs(run(quiet, KEY, data(), 1, kept)[0].params - first.params).min() > 1e-2
+
+
+def test_only_rows_of_active_clients_are_read_and_written():
+    algorithm = learner("scaffold")
+    first = start(algorithm, KEY, data())
+    draws = jax.jit(algorithm.draw)(KEY, first, data())
+    idle = np.setdiff1d(np.arange(CLIENTS), draws.active)
+    broken = first._replace(memory=first.memory.at[idle].set(jnp.nan))
+    update = jax.jit(algorithm.update)
+    clean, other = update(first, data(), draws)[0], update(broken, data(), draws)[0]
+    np.testing.assert_array_equal(clean.params, other.params)
+    np.testing.assert_array_equal(clean.memory[draws.active], other.memory[draws.active])
+    assert np.isnan(other.memory[idle]).all()
+    assert (np.asarray(clean.memory[draws.active]) != 0).all()
+    assert not np.asarray(clean.memory[idle]).any()
+
+
+def test_a_round_in_which_nothing_arrives_keeps_the_moments():
+    nothing = jaxfl.uplink(links=jaxfl.links(0.0))
+    algorithm = learner("fed_adam", uplink=nothing)
+    before = start(algorithm, KEY, data())._replace(round_index=jnp.int32(0))
+    after, _ = run(algorithm, KEY, data(), 3)
+    assert_same((before.params, before.optimizer), (after.params, after.optimizer))
+
+
+def test_statistics_of_a_model_are_averaged_and_not_corrected():
+    task, parts = statistics_task(), uneven_data()
+    clients = jaxfl.local_steps(3, batch_size=3, optimizer=optax.sgd(0.1), weighting="uniform")
+    plain, ours = (
+        jaxfl.fed_avg(task, clients=clients, num_active=5),
+        jaxfl.scaffold(task, clients=clients, num_active=5),
+    )
+    kept = [run(each, KEY, parts, 4)[0].model_state["mean"] for each in (plain, ours)]
+    np.testing.assert_allclose(*kept, rtol=1e-5)

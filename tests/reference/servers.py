@@ -1,0 +1,115 @@
+"""Methods with a server as loops over clients, in float64 on vectors, from the lines of their papers.
+
+A problem is `gradient(client, y, batch) -> (d,)`. A round is a list of (client, batches); `state` maps names to arrays
+and starts empty.
+"""
+
+import numpy as np
+
+
+def _state(state, x, num_clients, **at_start):
+    for name, value in at_start.items():
+        state.setdefault(name, np.array(value, np.float64))
+    return state
+
+
+def fed_avgm(x, active, gradient, state, p, *, num_clients, step, server_step_size=1.0, server_momentum=0.9):
+    """arXiv:1909.06335."""
+    _state(state, x, num_clients, v=np.zeros_like(x))
+    delta = sum(p_i * (_sgd(x, i, batches, gradient, step) - x) for p_i, (i, batches) in zip(p, active, strict=True))
+    state["v"] = server_momentum * state["v"] + delta
+    return x + server_step_size * state["v"]
+
+
+def _adaptive(x, active, gradient, state, p, *, kind, step, server_step_size, beta_1, beta_2, tau, first_square):
+    """arXiv:2003.00295, Algorithm 2."""
+    _state(state, x, 0, m=np.zeros_like(x), v=np.full_like(x, tau**2 if first_square is None else first_square))
+    delta = sum(p_i * (_sgd(x, i, batches, gradient, step) - x) for p_i, (i, batches) in zip(p, active, strict=True))
+    state["m"] = beta_1 * state["m"] + (1 - beta_1) * delta
+    v, square = state["v"], delta**2
+    if kind == "adagrad":
+        state["v"] = v + square
+    elif kind == "yogi":
+        state["v"] = v - (1 - beta_2) * square * np.sign(v - square)
+    else:
+        state["v"] = beta_2 * v + (1 - beta_2) * square
+    return x + server_step_size * state["m"] / (np.sqrt(state["v"]) + tau)
+
+
+def fed_adagrad(x, active, gradient, state, p, *, num_clients, step, server_step_size=0.1, tau=1e-3, **options):
+    """beta_1 = 0 by default."""
+    numbers = {"beta_1": 0.0, "beta_2": 0.0, "first_square": None, **options}
+    return _adaptive(
+        x, active, gradient, state, p, kind="adagrad", step=step, server_step_size=server_step_size, tau=tau, **numbers
+    )
+
+
+def fed_adam(x, active, gradient, state, p, *, num_clients, step, server_step_size=0.1, tau=1e-3, **options):
+    """Without corrections of the moments."""
+    numbers = {"beta_1": 0.9, "beta_2": 0.99, "first_square": None, **options}
+    return _adaptive(
+        x, active, gradient, state, p, kind="adam", step=step, server_step_size=server_step_size, tau=tau, **numbers
+    )
+
+
+def fed_yogi(x, active, gradient, state, p, *, num_clients, step, server_step_size=0.1, tau=1e-3, **options):
+    """As `fed_adam`, with another v."""
+    numbers = {"beta_1": 0.9, "beta_2": 0.99, "first_square": None, **options}
+    return _adaptive(
+        x, active, gradient, state, p, kind="yogi", step=step, server_step_size=server_step_size, tau=tau, **numbers
+    )
+
+
+def _sgd(x, client, batches, gradient, step, change=lambda g, y: g):
+    """The model of a client after its steps."""
+    y = x
+    for batch in batches:
+        y = y - step * change(gradient(client, y, batch), y)
+    return y
+
+
+def fed_prox(x, active, gradient, state, p, *, num_clients, step, proximal):
+    """arXiv:1812.06127, Algorithm 2 with SGD."""
+    models = [_sgd(x, i, batches, gradient, step, lambda g, y: g + proximal * (y - x)) for i, batches in active]
+    return sum(p_i * y for p_i, y in zip(p, models, strict=True))
+
+
+def scaffold(x, active, gradient, state, p, *, num_clients, step, server_step_size=1.0):
+    """arXiv:1910.06378, Algorithm 1 with option II; both vectors are sent, as there."""
+    _state(state, x, num_clients, c=np.zeros_like(x), own=np.zeros((num_clients, len(x))))
+    c, changes, turns = state["c"].copy(), [], []
+    for i, batches in active:
+        own = state["own"][i].copy()
+        y = _sgd(x, i, batches, gradient, step, lambda g, y, own=own: g - own + c)
+        new = own - c + (x - y) / (len(batches) * step)
+        changes.append(y - x)
+        turns.append(new - own)
+        state["own"][i] = new
+    state["c"] = c + sum(turns) / num_clients
+    return x + server_step_size * np.mean(changes, axis=0)
+
+
+def fed_nova(x, active, gradient, state, p, *, num_clients, step, num_steps, momentum=0.0):
+    """arXiv:2007.07481, section 4, the norms of a_i in closed form."""
+    total, effective = np.zeros_like(x), 0.0
+    for p_i, (i, batches) in zip(p, active, strict=True):
+        y, velocity, tau = x, np.zeros_like(x), num_steps[i]
+        for batch in batches[:tau]:
+            velocity = momentum * velocity + gradient(i, y, batch)
+            y = y - step * velocity
+        mass = (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)
+        total, effective = total + p_i * (x - y) / (step * mass), effective + p_i * mass
+    return x - step * effective * total
+
+
+def fed_dyn(x, active, gradient, state, p, *, num_clients, step, proximal):
+    """arXiv:2111.04263, Algorithm 1, with the parentheses of the sum in h."""
+    _state(state, x, num_clients, h=np.zeros_like(x), q=np.zeros((num_clients, len(x))))
+    models = []
+    for i, batches in active:
+        q = state["q"][i].copy()
+        y = _sgd(x, i, batches, gradient, step, lambda g, y, q=q: g - q + proximal * (y - x))
+        state["q"][i] = q - proximal * (y - x)
+        models.append(y)
+    state["h"] = state["h"] - proximal / num_clients * sum(y - x for y in models)
+    return np.mean(models, axis=0) - state["h"] / proximal

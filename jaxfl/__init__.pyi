@@ -14,6 +14,7 @@ from jaxfl.algorithms import ab as ab
 from jaxfl.algorithms import ali_dpfl as ali_dpfl
 from jaxfl.algorithms import client_sgd as client_sgd
 from jaxfl.algorithms import d_psgd as d_psgd
+from jaxfl.algorithms import d_sgdm as d_sgdm
 from jaxfl.algorithms import dp2_sgd as dp2_sgd
 from jaxfl.algorithms import dzofl as dzofl
 from jaxfl.algorithms import embracing as embracing
@@ -30,6 +31,7 @@ from jaxfl.algorithms import private_constants as private_constants
 from jaxfl.algorithms import private_updates as private_updates
 from jaxfl.algorithms import published_constants as published_constants
 from jaxfl.algorithms import push_sum as push_sum
+from jaxfl.algorithms import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms import register_for_export as register_for_export
 from jaxfl.algorithms import uplink as uplink
 from jaxfl.algorithms import width_reduction as width_reduction

@@ -24,6 +24,7 @@ from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
+from jaxfl.algorithms.momentum_gossip import d_sgdm, qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
@@ -77,6 +78,13 @@ def _push_sum(make_task: MakeTask) -> Example:
 def _d_psgd(make_task: MakeTask) -> Example:
     refused = examples.not_doubly_stochastic_refused()
     return examples.exchange(make_task, _changing("metropolis"), refused, over=examples.over_links)
+
+
+def _with_momentum(make_task: MakeTask) -> Example:
+    refused = [*examples.not_doubly_stochastic_refused(), ({"momentum": -0.1}, "momentum: must be non-negative")]
+    of_one = {nodes: {"graph": graphs.complete(nodes), "momentum": 0.0} for nodes in examples.ALL}
+    over = {"over": examples.over_links, "centralized": of_one}
+    return examples.exchange(make_task, _changing("metropolis"), refused, **over)
 
 
 def _dp2_sgd(make_task: MakeTask) -> Example:
@@ -238,6 +246,8 @@ REGISTRY: dict[str, Row] = {
         stateful_gradient=True,
         special_case_of="d_psgd",
     ),
+    "d_sgdm": Row(d_sgdm, _with_momentum, **_GOSSIP, stateful_gradient=True),
+    "qg_dsgdm": Row(qg_dsgdm, _with_momentum, **_GOSSIP, stateful_gradient=True),
     "a_dp2_sgd": Row(
         a_dp2_sgd,
         _a_dp2_sgd,

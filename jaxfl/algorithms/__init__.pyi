@@ -20,6 +20,8 @@ from jaxfl.algorithms.embracing import embracing_fl as embracing_fl
 from jaxfl.algorithms.export import register_for_export as register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg as fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking as gradient_tracking
+from jaxfl.algorithms.momentum_gossip import d_sgdm as d_sgdm
+from jaxfl.algorithms.momentum_gossip import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation as output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging as partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_gossip

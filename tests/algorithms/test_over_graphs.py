@@ -1,0 +1,157 @@
+"""Methods over a graph: their papers' lines in float64, their invariants over 1,000 rounds, and what they become."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+from problems import linear_task, problem, uneven_data
+from reference import over_graphs as reference
+from reference.runs import assert_same, by_node, each, entries, flat, one_by_one, plain_gradients
+
+import jaxfl
+from jaxfl import graphs, privacy
+
+KEY, ROUNDS, MANY, STEP_SIZE, BATCH = jax.random.key(11), 40, 1000, 0.2, 2
+RING = graphs.ring(16)
+
+
+class Case(NamedTuple):
+    """One method with one setting.
+
+    Attributes:
+        name: of its row.
+        arguments: of its constructor, beside those of its example.
+        reference: (x, W, g, gamma, rounds) -> x.
+        invariant: (x (rounds + 1, n, d), memory by name) -> what must be 0 after each round, (rounds, d).
+        off: (arguments with which a round from the start is a round of the other learner, constructor, its arguments).
+    """
+
+    name: str
+    arguments: dict[str, Any]
+    reference: Callable
+    invariant: Callable
+    off: tuple[dict[str, Any], Callable, dict[str, Any]] | None = None
+
+
+def mean_moves_by(name):
+    """The mean of x has moved by minus gamma times the sum of the means of a memory, of each round after it."""
+    return lambda x, memory: (x[1:] - x[:1]).mean(1) + INVARIANT_STEP * np.cumsum(memory[name][1:].mean(1), axis=0)
+
+
+def quasi_global(decay):
+    """The sum over rounds of q+ - mu q is 1 - mu times the way of the mean, over gamma."""
+
+    def error(x, memory):
+        q = memory["momentum"].mean(1)
+        return INVARIANT_STEP * np.cumsum(q[1:] - decay * q[:-1], axis=0) - (1 - decay) * (x[:1] - x[1:]).mean(1)
+
+    return error
+
+
+INVARIANT_STEP = 0.02
+BETA = {"momentum": 0.7}
+AFTER_STEP = jaxfl.push_sum, {}  # D-PSGD that mixes after the step, where W is doubly stochastic
+CASES = {
+    "d_sgdm": Case(
+        "d_sgdm",
+        BETA,
+        functools.partial(reference.d_sgdm, **BETA),
+        mean_moves_by("momentum"),
+        ({"momentum": 0.0}, *AFTER_STEP),
+    ),
+    "d_sgdm, as in the paper": Case(
+        "d_sgdm",
+        BETA | {"mixes_momentum": True},
+        functools.partial(reference.d_sgdm, **BETA, mixes_momentum=True),
+        mean_moves_by("momentum"),
+    ),
+    "qg_dsgdm": Case(
+        "qg_dsgdm",
+        BETA | {"memory_decay": 0.9},
+        functools.partial(reference.qg_dsgdm, **BETA, memory_decay=0.9),
+        quasi_global(0.9),
+        ({"momentum": 0.0}, *AFTER_STEP),
+    ),
+}
+of_cases = pytest.mark.parametrize("c", CASES.values(), ids=CASES)
+
+
+@of_cases
+def test_follows_the_papers_lines(c):
+    """To 1e-5 after 40 rounds with clipped gradients and noise, on the same draws."""
+    p = problem(c.name)
+    learner, graph = p.algorithm(batch_size=BATCH, clip_norm=0.7, **c.arguments), p.example.topology["graph"]
+    run = one_by_one(learner, KEY, p.data, ROUNDS)
+    gradients, start = plain_gradients(p.data, BATCH, 0.7, 2), run.states[0].params
+    leaves, structure = jax.tree.flatten(start)
+
+    def g(k, x):
+        places = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
+        parts = [part.reshape(leaf.shape) for part, leaf in zip(np.split(x, places, axis=1), leaves, strict=True)]
+        used = zip(each(structure.unflatten(parts)), entries(run.draws[k].gradient), strict=True)
+        of_nodes = [flat(gradients[i](one, batch)) for i, (one, batch) in enumerate(used)]
+        return np.stack(of_nodes) + by_node(run.draws[k].noise)
+
+    expected = c.reference(by_node(start), graph.mixing_matrix, g, STEP_SIZE, ROUNDS)
+    error = np.abs(by_node(run.states[-1].params) - expected).max() / np.abs(expected).max()
+    print(f"{c.name}: error of the lines {error:.1e}")
+    assert error < 1e-5
+
+
+@of_cases
+def test_the_invariant_holds_over_1000_rounds(c):
+    """In float32, 16 nodes with uneven data and random batches; relative to the largest |value| of x."""
+    data = uneven_data(sizes=tuple(4 + i % 5 for i in range(16)), classes=5)
+    arguments = c.arguments | {"graph": RING, "step_size": INVARIANT_STEP, "gradient": jaxfl.mini_batch(BATCH)}
+    learner = problem(c.name).row.constructor(linear_task(), **arguments)
+
+    @jax.jit
+    def states(key, data):
+        def step(state, _):
+            new, _ = learner.round(key, state, data)
+            return new, (new.params, new.memory)
+
+        first = learner.init(key, data)
+        return (first.params, first.memory), jax.lax.scan(step, first, length=MANY)[1]
+
+    kept = jax.tree.map(lambda one, more: np.concatenate([one[None], more]), *states(KEY, data))
+    (x, memory) = (jax.tree.map(lambda leaf: np.float64(leaf), one) for one in kept)
+    x, memory = _stacked(x), {name: _stacked(one) for name, one in memory.items()}
+    error = np.abs(c.invariant(x, memory)).max() / np.abs(x).max()
+    print(f"{c.name}: error of the invariant {error:.1e}")
+    assert error < 1e-5
+    assert x[-1].std(axis=0).max() > 1e-3, "the nodes must differ for this test to mean something"
+
+
+def _stacked(tree):
+    """Leaves (rounds, n, *leaf) as (rounds, n, d)."""
+    return np.concatenate([leaf.reshape(*leaf.shape[:2], -1) for leaf in jax.tree.leaves(tree)], axis=-1)
+
+
+@pytest.mark.parametrize("name", [name for name, c in CASES.items() if c.off])
+def test_a_part_that_is_switched_off_leaves_the_plain_method(name):
+    """A round, and then another from where the first came to."""
+    c = CASES[name]
+    assert c.off is not None
+    arguments, plain, options = c.off
+    p = problem(c.name)
+    common = {"graph": graphs.ring(5), "step_size": STEP_SIZE, "gradient": jaxfl.mini_batch(BATCH)}
+    ours = p.row.constructor(linear_task(), **common, **(c.arguments | arguments))
+    theirs = plain(linear_task(), **(common | options))
+    actual, expected = (one_by_one(one, KEY, p.data, 2).states for one in (ours, theirs))
+    for one, other in zip(actual, expected, strict=True):
+        assert_same(one.params, other.params, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(c.name for c in CASES.values()))
+def test_a_round_releases_one_noisy_gradient(name):
+    """Epsilon is that of D-PSGD, whatever the method remembers."""
+    gradient = jaxfl.mini_batch(sampler=jaxfl.gradients.poisson(2), clip_norm=1.0)
+    arguments = {"graph": RING, "step_size": 0.1, "gradient": gradient, "noise": jaxfl.gaussian(2.0)}
+    learners = [problem(one).row.constructor(linear_task(), **arguments) for one in (name, "d_psgd")]
+    ours, theirs = (privacy.statements(one, [90] * 16, num_rounds=50, dp_delta=1e-5) for one in learners)
+    proven = [{s.neighboring_relation: s.dp_epsilon for s in some if s.bound == "proven"} for some in (ours, theirs)]
+    assert proven[0] == proven[1] != {}

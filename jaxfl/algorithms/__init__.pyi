@@ -17,6 +17,9 @@ from jaxfl.algorithms.dzofl import decaying_schedules as decaying_schedules
 from jaxfl.algorithms.dzofl import dzofl as dzofl
 from jaxfl.algorithms.embracing import embracing as embracing
 from jaxfl.algorithms.embracing import embracing_fl as embracing_fl
+from jaxfl.algorithms.exact_diffusion import exact_diffusion as exact_diffusion
+from jaxfl.algorithms.exact_diffusion import extra as extra
+from jaxfl.algorithms.exact_diffusion import nids as nids
 from jaxfl.algorithms.export import register_for_export as register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg as fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking as gradient_tracking
@@ -28,6 +31,9 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_goss
 from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum
 from jaxfl.algorithms.push_sum import theory_step_size as theory_step_size
+from jaxfl.algorithms.tracking_over_graphs import atc_tracking as atc_tracking
+from jaxfl.algorithms.tracking_over_graphs import diging as diging
+from jaxfl.algorithms.tracking_over_graphs import gt_saga as gt_saga
 from jaxfl.algorithms.width_reduction import fjord as fjord
 from jaxfl.algorithms.width_reduction import heterofl as heterofl
 from jaxfl.algorithms.width_reduction import width_reduction as width_reduction

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from problems import linear_task, problem, uneven_data
+from problems import linear_task, problem, run, uneven_data
 from reference import over_graphs as reference
 from reference.runs import assert_same, by_node, each, entries, flat, one_by_one, plain_gradients
 
@@ -15,7 +16,7 @@ import jaxfl
 from jaxfl import graphs, privacy
 
 KEY, ROUNDS, MANY, STEP_SIZE, BATCH = jax.random.key(11), 40, 1000, 0.2, 2
-RING = graphs.ring(16)
+RING = graphs.from_matrix(0.4 * np.eye(16) + 0.6 * graphs.ring(16).mixing_matrix(0))  # eigenvalues above -1/3
 
 
 class Case(NamedTuple):
@@ -51,6 +52,16 @@ def quasi_global(decay):
     return error
 
 
+def sum_is_zero(x, memory):
+    """The duals sum to 0."""
+    return memory["dual"][1:].sum(axis=1)
+
+
+def sums_agree(x, memory):
+    """Trackers and gradients have one sum over the nodes."""
+    return (memory["tracker"] - memory["gradient"])[1:].sum(axis=1)
+
+
 INVARIANT_STEP = 0.02
 BETA = {"momentum": 0.7}
 AFTER_STEP = jaxfl.push_sum, {}  # D-PSGD that mixes after the step, where W is doubly stochastic
@@ -76,34 +87,69 @@ CASES = {
         ({"momentum": 0.0}, *AFTER_STEP),
     ),
 }
-of_cases = pytest.mark.parametrize("c", CASES.values(), ids=CASES)
+LAZY = graphs.from_matrix((np.eye(5) + graphs.ring(5).mixing_matrix(0)) / 2)
+CASES |= {
+    "exact_diffusion": Case(
+        "exact_diffusion",
+        {},
+        functools.partial(reference.exact_diffusion, share=0.5),
+        sum_is_zero,
+        ({}, jaxfl.push_sum, {"graph": LAZY}),
+    ),
+    "d2": Case(
+        "exact_diffusion",
+        {"variant": "d2"},
+        functools.partial(reference.exact_diffusion, share=1.0),
+        sum_is_zero,
+        ({}, *AFTER_STEP),
+    ),
+    "nids": Case(
+        "nids",
+        {},
+        functools.partial(reference.exact_diffusion, share=0.5, mixes_first=False),
+        sum_is_zero,
+        ({}, jaxfl.d_psgd, {"graph": graphs.isolated(5)}),
+    ),
+    "extra": Case("extra", {}, reference.extra, sum_is_zero, ({}, jaxfl.d_psgd, {})),
+}
+CASES |= {
+    "diging": Case(
+        "diging", {}, functools.partial(reference.tracking, mixes_after=False), sums_agree, ({}, jaxfl.d_psgd, {})
+    ),
+    "atc_tracking": Case("atc_tracking", {}, reference.tracking, sums_agree, ({}, *AFTER_STEP)),
+    "aug_dgm": Case("atc_tracking", {"variant": "aug_dgm"}, reference.aug_dgm, sums_agree, ({}, *AFTER_STEP)),
+    "gt_saga": Case("gt_saga", {}, reference.gt_saga, sums_agree),
+}
+of_cases = pytest.mark.parametrize("case", CASES)
 
 
 @of_cases
-def test_follows_the_papers_lines(c):
+def test_follows_the_papers_lines(case):
     """To 1e-5 after 40 rounds with clipped gradients and noise, on the same draws."""
+    c = CASES[case]
     p = problem(c.name)
     learner, graph = p.algorithm(batch_size=BATCH, clip_norm=0.7, **c.arguments), p.example.topology["graph"]
-    run = one_by_one(learner, KEY, p.data, ROUNDS)
-    gradients, start = plain_gradients(p.data, BATCH, 0.7, 2), run.states[0].params
+    rounds = one_by_one(learner, KEY, p.data, ROUNDS)
+    gradients, start = plain_gradients(p.data, BATCH, 0.7, 2), rounds.states[0].params
     leaves, structure = jax.tree.flatten(start)
 
     def g(k, x):
         places = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
         parts = [part.reshape(leaf.shape) for part, leaf in zip(np.split(x, places, axis=1), leaves, strict=True)]
-        used = zip(each(structure.unflatten(parts)), entries(run.draws[k].gradient), strict=True)
+        used = zip(each(structure.unflatten(parts)), entries(rounds.draws[k].gradient), strict=True)
         of_nodes = [flat(gradients[i](one, batch)) for i, (one, batch) in enumerate(used)]
-        return np.stack(of_nodes) + by_node(run.draws[k].noise)
+        return np.stack(of_nodes) + by_node(rounds.draws[k].noise)
 
     expected = c.reference(by_node(start), graph.mixing_matrix, g, STEP_SIZE, ROUNDS)
-    error = np.abs(by_node(run.states[-1].params) - expected).max() / np.abs(expected).max()
-    print(f"{c.name}: error of the lines {error:.1e}")
+    error = np.abs(by_node(rounds.states[-1].params) - expected).max() / np.abs(expected).max()
+    print(f"{case}: error of the lines {error:.1e}")
     assert error < 1e-5
 
 
 @of_cases
-def test_the_invariant_holds_over_1000_rounds(c):
+def test_the_invariant_holds_over_1000_rounds(case):
     """In float32, 16 nodes with uneven data and random batches; relative to the largest |value| of x."""
+    c = CASES[case]
     data = uneven_data(sizes=tuple(4 + i % 5 for i in range(16)), classes=5)
     arguments = c.arguments | {"graph": RING, "step_size": INVARIANT_STEP, "gradient": jaxfl.mini_batch(BATCH)}
     learner = problem(c.name).row.constructor(linear_task(), **arguments)
@@ -121,7 +167,7 @@ def test_the_invariant_holds_over_1000_rounds(c):
     (x, memory) = (jax.tree.map(lambda leaf: np.float64(leaf), one) for one in kept)
     x, memory = _stacked(x), {name: _stacked(one) for name, one in memory.items()}
     error = np.abs(c.invariant(x, memory)).max() / np.abs(x).max()
-    print(f"{c.name}: error of the invariant {error:.1e}")
+    print(f"{case}: error of the invariant {error:.1e}")
     assert error < 1e-5
     assert x[-1].std(axis=0).max() > 1e-3, "the nodes must differ for this test to mean something"
 
@@ -133,7 +179,7 @@ def _stacked(tree):
 
 @pytest.mark.parametrize("name", [name for name, c in CASES.items() if c.off])
 def test_a_part_that_is_switched_off_leaves_the_plain_method(name):
-    """A round, and then another from where the first came to."""
+    """A round from the start, where memories are 0, and one from where three have come to, with memories of 0."""
     c = CASES[name]
     assert c.off is not None
     arguments, plain, options = c.off
@@ -141,9 +187,11 @@ def test_a_part_that_is_switched_off_leaves_the_plain_method(name):
     common = {"graph": graphs.ring(5), "step_size": STEP_SIZE, "gradient": jaxfl.mini_batch(BATCH)}
     ours = p.row.constructor(linear_task(), **common, **(c.arguments | arguments))
     theirs = plain(linear_task(), **(common | options))
-    actual, expected = (one_by_one(one, KEY, p.data, 2).states for one in (ours, theirs))
-    for one, other in zip(actual, expected, strict=True):
-        assert_same(one.params, other.params, rtol=1e-6, atol=1e-6)
+    start, *_, last = one_by_one(ours, KEY, p.data, 3).states
+    for state in (start, last._replace(memory=start.memory, round_index=start.round_index)):
+        other = theirs.init(KEY, p.data)._replace(params=state.params)
+        actual, expected = (one.round(KEY, of, p.data)[0].params for one, of in ((ours, state), (theirs, other)))
+        assert_same(actual, expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(c.name for c in CASES.values()))
@@ -155,3 +203,31 @@ def test_a_round_releases_one_noisy_gradient(name):
     ours, theirs = (privacy.statements(one, [90] * 16, num_rounds=50, dp_delta=1e-5) for one in learners)
     proven = [{s.neighboring_relation: s.dp_epsilon for s in some if s.bound == "proven"} for some in (ours, theirs)]
     assert proven[0] == proven[1] != {}
+
+
+EXACT = [name for name, c in CASES.items() if "momentum" not in c.arguments]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_full_batches_reach_the_minimum_and_stay(name):
+    """In float32, where textbook forms drift away: the largest distance after 200 rounds and after 2,000."""
+    c, data = CASES[name], uneven_data(sizes=(8,) * 16, features=3, classes=5)
+    task = jaxfl.from_functions(lambda key: jnp.ones(3), lambda w, x, y: (x @ w - y.astype(x.dtype)) ** 2 / 2)
+    arguments = {"graph": RING, "step_size": 0.2, "gradient": jaxfl.mini_batch(8)} | c.arguments
+    learner = problem(c.name).row.constructor(task, **arguments)
+    (middle, _), minimum = run(learner, KEY, data, 400), np.linalg.lstsq(data.inputs, np.float64(data.labels))[0]
+    last, _ = run(learner, KEY, data, 2000, middle)
+    errors = [np.abs(by_node(state.params) - minimum).max() for state in (middle, last)]
+    print(f"{name}: distance from the minimum {errors[0]:.1e}, {errors[1]:.1e}")
+    assert errors[0] < 2e-5
+    assert errors[1] < 2e-6
+
+
+def test_d2_on_a_complete_graph_is_gradient_descent_on_the_mean():
+    data, task = uneven_data(sizes=(8,) * 4), linear_task()
+    arguments = {"graph": graphs.complete(4), "step_size": 0.05, "gradient": jaxfl.mini_batch(8)}
+    ours = jaxfl.exact_diffusion(task, variant="d2", **arguments)
+    alone = jaxfl.d_psgd(task, **(arguments | {"graph": graphs.complete(1), "gradient": jaxfl.mini_batch(32)}))
+    pooled = data._replace(indices=data.indices.reshape(1, -1), sizes=np.array([32], np.int32))
+    (actual, _), (expected, _) = run(ours, KEY, data, 20), run(alone, KEY, pooled, 20)
+    np.testing.assert_allclose(by_node(actual.params), np.tile(by_node(expected.params), (4, 1)), rtol=1e-5, atol=1e-6)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import networkx as nx
 import numpy as np
 import pytest
 from problems import linear_task, problem, run, uneven_data
@@ -58,8 +59,9 @@ def sum_is_zero(x, memory):
 
 
 def sums_agree(x, memory):
-    """Trackers and gradients have one sum over the nodes."""
-    return (memory["tracker"] - memory["gradient"])[1:].sum(axis=1)
+    """Trackers and gradients have one sum over the nodes; relative to their size."""
+    size = max(np.abs(one).max() for one in memory.values())
+    return (memory["tracker"] - memory["gradient"])[1:].sum(axis=1) / size * np.abs(x).max()
 
 
 INVARIANT_STEP = 0.02
@@ -87,6 +89,7 @@ CASES = {
         ({"momentum": 0.0}, *AFTER_STEP),
     ),
 }
+DENSER = graphs.from_networkx(nx.circulant_graph(16, [1, 2, 3, 4]), weights="metropolis")  # gap 0.44
 LAZY = graphs.from_matrix((np.eye(5) + graphs.ring(5).mixing_matrix(0)) / 2)
 CASES |= {
     "exact_diffusion": Case(
@@ -114,7 +117,11 @@ CASES |= {
 }
 CASES |= {
     "diging": Case(
-        "diging", {}, functools.partial(reference.tracking, mixes_after=False), sums_agree, ({}, jaxfl.d_psgd, {})
+        "diging",
+        {},
+        functools.partial(reference.tracking, mixes_after=False),
+        sums_agree,
+        ({}, jaxfl.d_psgd, {}),
     ),
     "atc_tracking": Case("atc_tracking", {}, reference.tracking, sums_agree, ({}, *AFTER_STEP)),
     "aug_dgm": Case("atc_tracking", {"variant": "aug_dgm"}, reference.aug_dgm, sums_agree, ({}, *AFTER_STEP)),
@@ -169,6 +176,7 @@ def test_the_invariant_holds_over_1000_rounds(case):
     error = np.abs(c.invariant(x, memory)).max() / np.abs(x).max()
     print(f"{case}: error of the invariant {error:.1e}")
     assert error < 1e-5
+    assert np.isfinite(error)
     assert x[-1].std(axis=0).max() > 1e-3, "the nodes must differ for this test to mean something"
 
 
@@ -210,13 +218,13 @@ EXACT = [name for name, c in CASES.items() if "momentum" not in c.arguments]
 
 @pytest.mark.parametrize("name", EXACT)
 def test_full_batches_reach_the_minimum_and_stay(name):
-    """In float32, where textbook forms drift away: the largest distance after 200 rounds and after 2,000."""
+    """In float32, where textbook forms drift away: the largest distance after 600 rounds and after 3,000."""
     c, data = CASES[name], uneven_data(sizes=(8,) * 16, features=3, classes=5)
     task = jaxfl.from_functions(lambda key: jnp.ones(3), lambda w, x, y: (x @ w - y.astype(x.dtype)) ** 2 / 2)
-    arguments = {"graph": RING, "step_size": 0.2, "gradient": jaxfl.mini_batch(8)} | c.arguments
+    arguments = {"graph": DENSER, "step_size": 0.1, "gradient": jaxfl.mini_batch(8)} | c.arguments
     learner = problem(c.name).row.constructor(task, **arguments)
-    (middle, _), minimum = run(learner, KEY, data, 400), np.linalg.lstsq(data.inputs, np.float64(data.labels))[0]
-    last, _ = run(learner, KEY, data, 2000, middle)
+    (middle, _), minimum = run(learner, KEY, data, 600), np.linalg.lstsq(data.inputs, np.float64(data.labels))[0]
+    last, _ = run(learner, KEY, data, 2400, middle)
     errors = [np.abs(by_node(state.params) - minimum).max() for state in (middle, last)]
     print(f"{name}: distance from the minimum {errors[0]:.1e}, {errors[1]:.1e}")
     assert errors[0] < 2e-5

@@ -12,12 +12,17 @@ from jaxfl import training as training
 from jaxfl.algorithms import a_dp2_sgd as a_dp2_sgd
 from jaxfl.algorithms import ab as ab
 from jaxfl.algorithms import ali_dpfl as ali_dpfl
+from jaxfl.algorithms import atc_tracking as atc_tracking
 from jaxfl.algorithms import client_sgd as client_sgd
 from jaxfl.algorithms import d_psgd as d_psgd
+from jaxfl.algorithms import d_sgdm as d_sgdm
+from jaxfl.algorithms import diging as diging
 from jaxfl.algorithms import dp2_sgd as dp2_sgd
 from jaxfl.algorithms import dzofl as dzofl
 from jaxfl.algorithms import embracing as embracing
 from jaxfl.algorithms import embracing_fl as embracing_fl
+from jaxfl.algorithms import exact_diffusion as exact_diffusion
+from jaxfl.algorithms import extra as extra
 from jaxfl.algorithms import fed_adagrad as fed_adagrad
 from jaxfl.algorithms import fed_adam as fed_adam
 from jaxfl.algorithms import fed_avg as fed_avg
@@ -28,8 +33,10 @@ from jaxfl.algorithms import fed_prox as fed_prox
 from jaxfl.algorithms import fed_yogi as fed_yogi
 from jaxfl.algorithms import fjord as fjord
 from jaxfl.algorithms import gradient_tracking as gradient_tracking
+from jaxfl.algorithms import gt_saga as gt_saga
 from jaxfl.algorithms import heterofl as heterofl
 from jaxfl.algorithms import local_steps as local_steps
+from jaxfl.algorithms import nids as nids
 from jaxfl.algorithms import output_perturbation as output_perturbation
 from jaxfl.algorithms import partial_averaging as partial_averaging
 from jaxfl.algorithms import perturbed_gossip as perturbed_gossip
@@ -37,6 +44,7 @@ from jaxfl.algorithms import private_constants as private_constants
 from jaxfl.algorithms import private_updates as private_updates
 from jaxfl.algorithms import published_constants as published_constants
 from jaxfl.algorithms import push_sum as push_sum
+from jaxfl.algorithms import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms import register_for_export as register_for_export
 from jaxfl.algorithms import scaffold as scaffold
 from jaxfl.algorithms import uplink as uplink

@@ -103,6 +103,11 @@ def over_links(links: Links | None) -> Arguments:
     return {"links": links}
 
 
+def over_symmetric_links(links: Links | None) -> Arguments:
+    """Make the argument of algorithms whose messages to each other two nodes must lose together."""
+    return {"links": links and links._replace(symmetric=True)}
+
+
 def over_uplink(links: Links | None) -> Arguments:
     """Make the argument of algorithms whose clients send updates."""
     return {"uplink": uplink(links=links)}

@@ -23,17 +23,20 @@ from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
 from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
+from jaxfl.algorithms.exact_diffusion import exact_diffusion, extra, nids
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.fed_dyn import fed_dyn
 from jaxfl.algorithms.fed_nova import fed_nova
 from jaxfl.algorithms.fed_prox import fed_prox
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
+from jaxfl.algorithms.momentum_gossip import d_sgdm, qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.algorithms.scaffold import scaffold
+from jaxfl.algorithms.tracking_over_graphs import atc_tracking, diging, gt_saga
 from jaxfl.algorithms.width_reduction import width_reduction
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, PyTree
@@ -82,6 +85,27 @@ def _push_sum(make_task: MakeTask) -> Example:
 def _d_psgd(make_task: MakeTask) -> Example:
     refused = examples.not_doubly_stochastic_refused()
     return examples.exchange(make_task, _changing("metropolis"), refused, over=examples.over_links)
+
+
+def _with_momentum(make_task: MakeTask) -> Example:
+    refused = [*examples.not_doubly_stochastic_refused(), ({"momentum": -0.1}, "momentum: must be non-negative")]
+    of_one = {nodes: {"graph": graphs.complete(nodes), "momentum": 0.0} for nodes in examples.ALL}
+    over = {"over": examples.over_links, "centralized": of_one}
+    return examples.exchange(make_task, _changing("metropolis"), refused, **over)
+
+
+def _exact(make_task: MakeTask) -> Example:
+    one_way = ({"links": links(0.5)}, "links: .*duals sum to 0.*got losses that move the sum")
+    refused = [one_way, *examples.not_doubly_stochastic_refused(), *examples.directed_refused()]
+    graph = graphs.star(examples.NODES, weights="metropolis")
+    return examples.exchange(make_task, graph, refused, over=examples.over_symmetric_links)
+
+
+def _tracked(make_task: MakeTask) -> Example:
+    one_way = ({"links": links(0.5)}, "links: .*trackers sum to the gradients.*got losses that move the sum")
+    refused, over = [one_way, *examples.not_doubly_stochastic_refused()], examples.over_symmetric_links
+    graph = graphs.sequence([graphs.star(examples.NODES, weights="metropolis"), graphs.ring(examples.NODES)])
+    return examples.exchange(make_task, graph, refused, over=over)
 
 
 def _dp2_sgd(make_task: MakeTask) -> Example:
@@ -270,6 +294,7 @@ _SUMS_REFUSED: examples.Refused = (
 _ADAPTIVE: dict[str, Any] = {"centralized": {}, "refused": [({"tau": 0.0}, "tau: must be positive")]}
 _TO_SERVER = "params and batch statistics, to the server"
 _GOSSIP: dict[str, Any] = {"sends": "params", "noise_draws": ("noise",)}
+_TRACKING: dict[str, Any] = _GOSSIP | {"sends": "params and a gradient tracker"}
 REGISTRY: dict[str, Row] = {
     "push_sum": Row(
         push_sum,
@@ -288,6 +313,14 @@ REGISTRY: dict[str, Row] = {
         stateful_gradient=True,
         special_case_of="d_psgd",
     ),
+    "d_sgdm": Row(d_sgdm, _with_momentum, **_GOSSIP, stateful_gradient=True),
+    "qg_dsgdm": Row(qg_dsgdm, _with_momentum, **_GOSSIP, stateful_gradient=True),
+    "exact_diffusion": Row(exact_diffusion, _exact, **_GOSSIP, stateful_gradient=True),
+    "extra": Row(extra, _exact, **_GOSSIP, stateful_gradient=True),
+    "nids": Row(nids, _exact, **_GOSSIP, stateful_gradient=True),
+    "diging": Row(diging, _tracked, **_TRACKING, stateful_gradient=True),
+    "atc_tracking": Row(atc_tracking, _tracked, **_TRACKING, stateful_gradient=True),
+    "gt_saga": Row(gt_saga, _tracked, **_TRACKING, stateful_gradient=True),
     "a_dp2_sgd": Row(
         a_dp2_sgd,
         _a_dp2_sgd,

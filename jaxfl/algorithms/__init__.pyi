@@ -29,12 +29,17 @@ from jaxfl.algorithms.dzofl import decaying_schedules as decaying_schedules
 from jaxfl.algorithms.dzofl import dzofl as dzofl
 from jaxfl.algorithms.embracing import embracing as embracing
 from jaxfl.algorithms.embracing import embracing_fl as embracing_fl
+from jaxfl.algorithms.exact_diffusion import exact_diffusion as exact_diffusion
+from jaxfl.algorithms.exact_diffusion import extra as extra
+from jaxfl.algorithms.exact_diffusion import nids as nids
 from jaxfl.algorithms.export import register_for_export as register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg as fed_avg
 from jaxfl.algorithms.fed_dyn import fed_dyn as fed_dyn
 from jaxfl.algorithms.fed_nova import fed_nova as fed_nova
 from jaxfl.algorithms.fed_prox import fed_prox as fed_prox
 from jaxfl.algorithms.gradient_tracking import gradient_tracking as gradient_tracking
+from jaxfl.algorithms.momentum_gossip import d_sgdm as d_sgdm
+from jaxfl.algorithms.momentum_gossip import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation as output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging as partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_gossip
@@ -42,6 +47,9 @@ from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum
 from jaxfl.algorithms.push_sum import theory_step_size as theory_step_size
 from jaxfl.algorithms.scaffold import scaffold as scaffold
+from jaxfl.algorithms.tracking_over_graphs import atc_tracking as atc_tracking
+from jaxfl.algorithms.tracking_over_graphs import diging as diging
+from jaxfl.algorithms.tracking_over_graphs import gt_saga as gt_saga
 from jaxfl.algorithms.width_reduction import fjord as fjord
 from jaxfl.algorithms.width_reduction import heterofl as heterofl
 from jaxfl.algorithms.width_reduction import width_reduction as width_reduction

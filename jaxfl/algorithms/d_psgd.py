@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.algorithms.exchange import exchange, plus_seeds
+from jaxfl.algorithms.exchange import exchange, keeps_sum, plus_seeds
 from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
@@ -143,8 +143,8 @@ def d_psgd(
     require_strongly_connected(graph)
     noise, links = noise or NO_NOISE, links or PLAIN
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
-    keeps_sum = not links.may_lose or (links.symmetric and _is_symmetric(graph))
-    require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=not keeps_sum)
+    loses_sum = not keeps_sum(graph, links)
+    require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=loses_sum)
     estimator = mini_batch() if gradient is None else gradient
     way = exchange(graph, links, num_mixings=num_mixings, num_final_mixings=num_final_mixings)
 
@@ -225,10 +225,6 @@ def dp2_sgd(
     estimator = mini_batch() if gradient is None else gradient
     releases = of_noisy_gradients(DP2_SGD, task, graph.num_nodes, estimator, noise)
     return d_psgd(task, graph=graph, **options)._replace(releases=releases)
-
-
-def _is_symmetric(graph: Graph) -> bool:
-    return all(not (matrix != matrix.T).nnz for matrix in graph.rounds)
 
 
 def released_gradients(

@@ -119,6 +119,11 @@ def exchange(
     return Exchange(links.is_plain and keeps_ones(graph), draw, send_result, finish)
 
 
+def keeps_sum(graph: Graph, links: Links) -> bool:
+    """True where mixing by a doubly stochastic graph over these links keeps the sum over nodes."""
+    return not links.may_lose or (links.symmetric and all(not (one != one.T).nnz for one in graph.rounds))
+
+
 def message_bits(graph: Graph, round_index: Array, bits: float) -> dict[str, Array]:
     """Count the bits of messages between neighbors by name, (n,), float32, lost ones, too; a message has `bits`."""
     return {

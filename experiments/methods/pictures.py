@@ -1,0 +1,153 @@
+"""The best step size of every method: a table by rounds and by bits, and accuracy against both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from jaxfl.analysis.plots import (
+    Curve,
+    Panel,
+    draw_curve,
+    legend_below,
+    line_style,
+    new_figure,
+    plot_run,
+    read_lines,
+    run_title,
+    save_figure,
+    seeds_curve,
+    style_axes,
+)
+from jaxfl.frame import Finished, Request, Row
+from jaxfl.frame.options import text_of
+from jaxfl.training.summary import format_spread, write_table
+
+from .options import SERVER
+
+TABLE = "methods.csv"
+_METRIC = "test_accuracy"
+_ACCURACY = Panel(_METRIC, "test accuracy", is_accuracy=True)
+_OWN, _TO = ("method", "step_size"), "bits_to_"
+
+
+def tell(request: Request, finished: Finished) -> list[Path]:
+    """Print and write the table of methods, and draw it; curves of all cases where more varies than method and step."""
+    folder, places = finished.run.path, best_cases(finished)
+    if not places:
+        return plot_run(folder, request.config.run.x)
+    by_case = read_lines(folder).after(0).by_case()
+    curves: dict[str, Curve] = {}
+    for name in places:
+        curves[name] = seeds_curve(by_case[name], _METRIC, _on_the_wire(finished.rows[name]))
+    equal_bits = min(float(curve.x[-1]) for curve in curves.values() if curve.x[-1] > 0)
+    rows = [_row(finished, name, curves[name], equal_bits) for name in places]
+    write_table(folder / TABLE, rows)
+    Console(markup=False).print(_table(finished, rows))
+    if len({row["method"] for row in rows}) < len(rows):
+        return [folder / TABLE, *plot_run(folder, request.config.run.x)]
+    return [folder / TABLE, _draw(finished, rows, curves, by_case)]
+
+
+def best_cases(finished: Finished) -> list[str]:
+    """Name the case of the best step, by mean final accuracy, of each method and other options that vary."""
+    best: dict[Any, tuple[float, str]] = {}
+    for name, row in finished.rows.items():
+        of_seeds = (finished.summary["cases"][name].get(_METRIC) or {}).get("per_seed", [None])
+        if None in of_seeds:
+            continue
+        mean = sum(of_seeds) / len(of_seeds)
+        place = tuple(value for option, value in row.settings.items() if option != "step_size")
+        best[place] = max(best.get(place, (-1.0, "")), (mean, name))
+    return [name for _, name in best.values()]
+
+
+def _on_the_wire(row: Row) -> tuple[str, ...]:
+    """Totals whose sum is the bits that were sent: a server sends, too, what clients receive."""
+    has_server = row.config.learning.method in SERVER
+    return ("total_bits_sent", "total_bits_received") if has_server else ("total_bits_sent",)
+
+
+def _row(finished: Finished, name: str, curve: Curve, equal_bits: float) -> dict[str, Any]:
+    """Row of methods.csv: after equal rounds, after equal bits, and the bits to an accuracy; None where not reached."""
+    row, case = finished.rows[name], finished.summary["cases"][name]
+    learning = row.config.learning
+    steps = [
+        other.config.learning.step_size
+        for other in finished.rows.values()
+        if {**other.settings, "step_size": 0} == {**row.settings, "step_size": 0}
+    ]
+    affordable = np.flatnonzero(curve.x <= equal_bits)
+    reached = np.flatnonzero(curve.mean >= learning.target_accuracy)
+    return {
+        "method": learning.method,
+        **{option: value for option, value in row.settings.items() if option not in _OWN},
+        "step_size": learning.step_size,
+        "at_an_end": len(steps) > 1 and learning.step_size in (min(steps), max(steps)),
+        _METRIC: case[_METRIC]["mean"],
+        f"{_METRIC}_std": case[_METRIC]["std"],
+        f"{_METRIC}_worst_node": case[f"{_METRIC}_worst_node"]["mean"],
+        "bits": float(curve.x[-1]),
+        f"{_METRIC}_at_equal_bits": float(curve.mean[affordable[-1]]) if affordable.size else None,
+        "equal_bits": equal_bits,
+        f"{_TO}{learning.target_accuracy:g}": float(curve.x[reached[0]]) if reached.size else None,
+        "case": name,
+    }
+
+
+def _table(finished: Finished, rows: list[dict[str, Any]]) -> Table:
+    """A row a method."""
+    (reached,) = [name for name in rows[0] if name.startswith(_TO)]
+    seeds = len(finished.summary["seeds"])
+    note = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+    note += (
+        f"; equal bits: {millions(rows[0]['equal_bits'])} Mbit\nbits: all that nodes send, and what a server sends\n"
+    )
+    note += "*: the first or the last step that was tried; a better one may lie beyond"
+    table = Table(title="Best step of each method", caption=note, caption_justify="left")
+    varied = [name for name in rows[0] if name in finished.rows[rows[0]["case"]].settings and name not in _OWN]
+    for name in ("method", *varied, "step"):
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for name in ("nodes (%)", "worst", "equal bits", "Mbit", f"to {100 * float(reached.removeprefix(_TO)):g} %"):
+        table.add_column(name, justify="right")
+    for row in sorted(rows, key=lambda row: -row[_METRIC]):
+        case = finished.summary["cases"][row["case"]]
+        cells = [format_spread(name, case[name]) for name in (_METRIC, f"{_METRIC}_worst_node")]
+        equal = row[f"{_METRIC}_at_equal_bits"]
+        bits = ["-" if equal is None else f"{100 * equal:.1f}", millions(row["bits"]), millions(row[reached])]
+        own = [text_of(row[name]) for name in varied]
+        table.add_row(row["method"], *own, f"{row['step_size']:g}" + "*" * row["at_an_end"], *cells, *bits)
+    return table
+
+
+def millions(bits: float | None) -> str:
+    """Bits in Mbit, three digits; "-" for none.
+
+    Examples:
+        >>> millions(49_356_800), millions(None)
+        ('49.4', '-')
+    """
+    return "-" if bits is None else f"{1e-6 * bits:.3g}"
+
+
+def _draw(finished: Finished, rows: list[dict[str, Any]], curves: Mapping[str, Curve], by_case: Any) -> Path:
+    """Accuracy against rounds, and against bits."""
+    folder = finished.run.path
+    clients = next(iter(finished.rows.values())).config.clients
+    title = f"{run_title(folder / 'config.json')}: {clients.nodes} nodes ({clients.partition}), best step of each"
+    figure = new_figure(11.0, 4.6, title)
+    panels, handles = figure.subplots(1, 2, sharey=True), {}
+    for number, row in enumerate(rows):
+        style = line_style(number)
+        handles[row["method"]] = draw_curve(panels[0], seeds_curve(by_case[row["case"]], _METRIC), style)
+        draw_curve(panels[1], curves[row["case"]], style)
+    style_axes(panels[0], _ACCURACY, "round")
+    style_axes(panels[1], _ACCURACY, "bits sent by all, servers included")
+    panels[1].set(xscale="log", ylabel=None)
+    legend_below(figure, handles, [], 7)
+    return save_figure(figure, folder / "plots" / "methods.png")

@@ -1,13 +1,15 @@
-"""Rounds per second on the workloads that other libraries are measured on, alone or beside PyTorch or fluke.
+"""Rounds per second on the workloads that other libraries are measured on, alone or beside one of them.
 
 `SETTINGS` has the rows: `fed_avg`; the same with DP-SGD at every client, "dp_sgd", where each sample's gradient is
 clipped to `clip_norm` in L2 and the mean gets noise of `noise_std`; `push_sum` over the exponential graph, without
-noise. The networks: an MLP, the CNN of `jaxfl.models.cnn` (1,663,370 parameters), ResNet-20 with batch normalization
+noise; D-PSGD ("gossip") and GT-SAGA with a dense table over a ring, whose nodes have logistic regressions. The other
+networks: an MLP, the CNN of `jaxfl.models.cnn` (1,663,370 parameters), ResNet-20 with batch normalization
 and projections.
 
 Images of noise, float32, 600 samples a client, SGD without momentum. A call runs several rounds in one loop with the
 state donated; batches are drawn in it, and the infos dropped. The rows of PyTorch are in `torch_rows`, those of fluke,
-which has FedAvg of the MLP only, in `fluke_rows`: the same rounds from the same parameters, which take turns with ours
+which has FedAvg of the MLP only, in `fluke_rows`, those of decent-bench, which has the last two methods, in
+`decent_bench_rows`: the same rounds from the same parameters, which take turns with ours
 in one process. w1_vs_torch and its like are our rate over that of the library's fastest row. Run that alone on the
 machine: if other processes take cores, PyTorch's threads wait for one another, and the ratios are far too good for us
 (w1: 32 beside many, 1.3 by the processor's time on one core).
@@ -18,22 +20,24 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from experiments.bench.setting import Network, Setting, clients, learner, random_data, training
 from experiments.bench.timing import Measurement, Report, Runner, in_turns
-from jaxfl import gradients, privacy
-from jaxfl.algorithms import fed_avg
-from jaxfl.core import Algorithm, ArgumentError, FederatedData
+from jaxfl import gradients, graphs, privacy
+from jaxfl.algorithms import d_psgd, fed_avg, gt_saga
+from jaxfl.core import Algorithm, ArgumentError, FederatedData, Task, from_functions
 from jaxfl.core.platform import platform
 from jaxfl.models import cnn, mlp, resnet20
 
-PEERS = {"torch": "torch", "fluke": "fluke-fl"}  # library -> its name on the package index
+PEERS = {"torch": "torch", "fluke": "fluke-fl", "decent_bench": "decent-bench"}  # library -> its package
 ALL_CORES = True
 MLP = Network(mlp((784, 128, 10)), "mlp", (784,))
 SMALL = Network(mlp((784, 32, 10)), "mlp", (784,))
 CNN = Network(cnn(), "cnn")
 RESNET = Network(resnet20(shortcut="projection"), "resnet", (32, 32, 3))
+LOGISTIC = Network(mlp((784, 1)), "logistic regression", (784,), 2)
 
 # A call has at least 2 rounds: the compiler turns a loop of one round into none.
 SETTINGS = {
@@ -44,18 +48,36 @@ SETTINGS = {
     "w4_n16": Setting(SMALL, 16, method="push_sum", rounds=100),
     "w4_n64": Setting(SMALL, 64, method="push_sum", rounds=25),
     "w5": Setting(RESNET, 4, method="fed_avg", num_local_steps=2, rounds=2),
+    "w6_full": Setting(LOGISTIC, 64, method="gossip", batch_size=280, samples=280, rounds=50, slow_rounds=20),
+    "w6": Setting(LOGISTIC, 64, method="gossip", samples=280, rounds=200, slow_rounds=20),
+    "w7": Setting(LOGISTIC, 64, method="gt_saga", batch_size=1, samples=280, rounds=200, slow_rounds=20),
 }
 
 # The least ratio of our rate to the rate of the peer's fastest row.
-WANTED = {f"peers/{name}_vs_torch": 1.0 if name in ("w2", "w5") else 1.3 for name in SETTINGS}
+WANTED = {f"peers/{name}_vs_torch": 1.0 if name in ("w2", "w5") else 1.3 for name in SETTINGS if name[:2] <= "w5"}
 
 
 def method(setting: Setting) -> Algorithm:
     """The algorithm of a row."""
+    if setting.method in ("gossip", "gt_saga"):
+        sampler, is_table = gradients.fixed(setting.batch_size), setting.method == "gt_saga"
+        estimator = gradients.saga(sampler=sampler) if is_table else gradients.mini_batch(sampler=sampler)
+        graph, build = graphs.ring(setting.num_nodes), gt_saga if is_table else d_psgd
+        return build(logistic(), graph=graph, gradient=estimator, step_size=setting.step_size)
     if setting.method == "push_sum":
         return learner(setting, gradients.mini_batch(sampler=gradients.uniform(setting.batch_size)), noise=False)
     options = dp_sgd(setting) if setting.method == "dp_sgd" else {}
     return fed_avg(setting.task(), clients=clients(setting, **options), num_active=setting.active())
+
+
+def logistic() -> Task:
+    """Logistic regression without an intercept, as decent-bench has it: labels 0 and 1."""
+
+    def loss(weights, inputs, label):
+        logit = inputs @ weights
+        return jnp.logaddexp(0.0, logit) - label.astype(logit.dtype) * logit
+
+    return from_functions(lambda key: jnp.zeros(784, jnp.float32), loss)
 
 
 def dp_sgd(setting: Setting) -> dict[str, Any]:
@@ -119,6 +141,7 @@ def rates(name: str, setting: Setting, ours: Runner, seconds: dict[str, np.ndarr
     if peers:
         best = min(peers, key=lambda row: peers[row])
         text = f"our rate over that of {best.replace('_', ' ')}, its fastest row"
-        report.ratio(f"{name}_vs_{best.partition('_')[0]}", seconds[best], seconds["jaxfl"], text)
+        peer = next(peer for peer in PEERS if best.startswith(peer))
+        report.ratio(f"{name}_vs_{peer}", seconds[best], seconds["jaxfl"], text)
     report.compile_times({name: ours})
     return report.measurements

@@ -59,7 +59,7 @@ def run(
     Args:
         suite: what to measure, or all.
         json: file for the numbers; a suite with a picture draws it beside the file.
-        against: torch or fluke, which must be installed: the suite peers runs the same in it, too.
+        against: torch, fluke or decent_bench, which must be installed: the suite peers runs the same in it, too.
 
     Raises:
         ArgumentError: no such suite or library, a library that is not installed, or a file that cannot be written.

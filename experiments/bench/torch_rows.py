@@ -45,6 +45,8 @@ class Rival(NamedTuple):
 
 def calls(setting: Setting, data: FederatedData) -> dict[str, tuple[Callable[[], float], int]]:
     """Row -> (function that runs rounds and returns their seconds, number of rounds), run once to warm up."""
+    if setting.method not in ("fed_avg", "dp_sgd", "push_sum"):
+        return {}
     params = jax.jit(setting.network.model.init)(purpose_key(KEY, Purpose.INIT))
     generator = torch.Generator().manual_seed(0)
     shape = (setting.active(), setting.num_local_steps, setting.batch_size)

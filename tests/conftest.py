@@ -127,6 +127,7 @@ MAY_SKIP = (
     "needs a machine without a GPU",
     "needs Linux",
     "needs the compilers of an H200 and a TPU v5e",
+    "needs decent-bench, and so Python 3.13",
 )
 _NO_SKIP = os.environ.get("JAXFL_TESTS_NO_SKIP", "0")
 if _NO_SKIP not in ("0", "1"):

@@ -183,6 +183,11 @@ def check_config(config: Configuration) -> None:
     if learning.method in SERVER and not 1 <= learning.num_active <= nodes:
         requirement, found = f"must be from 1 to all {nodes} clients", f"got {learning.num_active}"
         raise ArgumentError("num_active", requirement, found, "Pass fewer clients of a round, or more --nodes.")
+    count, robust = learning.attackers, learning.aggregate in ("krum", "trimmed_mean")
+    most = (learning.num_active - {"krum": 3, "trimmed_mean": 1}.get(learning.aggregate, 0)) // 2
+    if learning.method in AVERAGED and (robust or learning.attack != "none") and count > most:
+        requirement = f"must be at most {most} for {learning.aggregate} of {learning.num_active} clients"
+        raise ArgumentError("attackers", requirement, f"got {count}", "Pass fewer, or more --num-active.")
     if learning.method in UNDIRECTED and learning.graph in ("exponential", "directed_ring"):
         requirement, found = f"must be undirected for {learning.method}", f"got {learning.graph}"
         raise ArgumentError("graph", requirement, found, "Pass ring, complete or star.")

@@ -58,7 +58,9 @@ def test_trajectories_agree(name):
 @pytest.mark.parametrize("name", SERVER_METHODS)
 def test_trajectories_with_a_server_agree(name):
     """Uniform weights, all clients; the squares of the adaptive servers begin with 0, as decent-bench's do."""
-    federated = pytest.importorskip("decent_bench.algorithms.federated", reason="needs decent-bench")
+    federated = pytest.importorskip(
+        "decent_bench.algorithms.federated", reason="needs decent-bench, and so Python 3.13"
+    )
     from decent_bench.networks import FedNetwork  # pyright: ignore[reportMissingImports]
 
     from experiments.bench import decent_bench_rows

@@ -21,6 +21,7 @@ from jaxfl.algorithms.ali_dpfl import ali_dpfl
 from jaxfl.algorithms.clients.bound_constants import published_constants
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
+from jaxfl.algorithms.ditto import ditto
 from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
@@ -264,6 +265,11 @@ def _fed_nova(make_task: MakeTask) -> Example:
     )(make_task)
 
 
+def _with_own_steps(numbers: examples.Numbers) -> examples.Arguments:
+    arguments = examples.steps_of_clients(numbers)
+    return {**arguments, "own": arguments["clients"]}
+
+
 _SUMS_REFUSED: examples.Refused = (
     ({"uplink": examples.over_uplink(examples.LOSSY)["uplink"]}, "links: must lose and round nothing"),
 )
@@ -334,6 +340,9 @@ REGISTRY: dict[str, Row] = {
             proximal=0.1, arguments=_uniform_steps, over=None, refused=_SUMS_REFUSED, relabeled=_relabeled_memory
         ),
         sends=_TO_SERVER,
+    ),
+    "ditto": Row(
+        ditto, _with_server(proximal=0.1, arguments=_with_own_steps, relabeled=_relabeled_memory), sends=_TO_SERVER
     ),
     "ali_dpfl": Row(ali_dpfl, _ali_dpfl, sends="params, a gradient and two numbers, to the server"),
     "embracing": Row(

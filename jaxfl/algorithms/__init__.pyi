@@ -25,6 +25,7 @@ from jaxfl.algorithms.clients.robust import trimmed_mean as trimmed_mean
 from jaxfl.algorithms.clients.uplink import uplink as uplink
 from jaxfl.algorithms.d_psgd import d_psgd as d_psgd
 from jaxfl.algorithms.d_psgd import dp2_sgd as dp2_sgd
+from jaxfl.algorithms.ditto import ditto as ditto
 from jaxfl.algorithms.dzofl import decaying_schedules as decaying_schedules
 from jaxfl.algorithms.dzofl import dzofl as dzofl
 from jaxfl.algorithms.embracing import embracing as embracing

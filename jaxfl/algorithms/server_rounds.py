@@ -136,13 +136,18 @@ class Rule(NamedTuple):
     own_noise: bool = False
 
 
-def by_optimizer(optimizer: optax.GradientTransformation, **changes: Any) -> Rule:
-    """Make the rule of a server with an optimizer of the pseudo-gradient; `changes` are other fields of the rule."""
+def by_optimizer(optimizer: optax.GradientTransformation, memory=lambda model: (), **changes: Any) -> Rule:
+    """Make the rule of a server with an optimizer of the pseudo-gradient.
+
+    Args:
+        memory: the first model -> the memory of one client.
+        changes: other fields of the rule.
+    """
 
     def serve(at):
         return optimizer.update(jax.tree.map(jnp.negative, at.change), at.memory, at.params)
 
-    return Rule(serve, **{"start": lambda model: ((), optimizer.init(model.params)), **changes})
+    return Rule(serve, start=lambda model: (memory(model), optimizer.init(model.params)), **changes)
 
 
 def server_rounds(

@@ -43,6 +43,7 @@ def learner(name, *, active=ACTIVE, steps=STEPS, batch_size=2, weighting="unifor
     clients = jaxfl.local_steps(
         steps, batch_size=batch_size, optimizer=optimizer or optax.sgd(STEP_SIZE), weighting=weighting
     )
+    own = {"own": clients, **own} if name == "ditto" else own
     return getattr(jaxfl, name)(TASK, clients=clients, num_active=active, uplink=uplink, **own)
 
 
@@ -57,6 +58,7 @@ METHODS = {
     "fed_nova": ("fed_nova", {"num_steps": OWN_STEPS}, {"weighting": "data"}),
     "fed_nova with momentum": ("fed_nova", {"num_steps": OWN_STEPS}, {"weighting": "data", "momentum": 0.8}),
     "fed_dyn": ("fed_dyn", {"proximal": 0.2}, {}),
+    "ditto": ("ditto", {"proximal": 0.7}, {"weighting": "data"}),
 }
 
 
@@ -75,8 +77,12 @@ def test_follows_the_papers_lines(case):
         sizes = np.array([SIZES[i] if weighting == "data" else 1.0 for i, _ in active])
         p = sizes / sizes.sum()
         step = {"num_clients": CLIENTS, "step": STEP_SIZE}
+        if name == "ditto":
+            step["own_batches"] = client_batches(draws.active.tolist(), np.asarray(draws.more[0].batch_indices), SIZES)
         x = getattr(servers, name)(x, active, gradient, state, p, **step, **options, **extra)
         np.testing.assert_allclose(after.params, x, atol=1e-5 * np.linalg.norm(x))
+        if name == "ditto":
+            np.testing.assert_allclose(after.memory.params, state["own"], atol=1e-5 * np.linalg.norm(x))
     assert np.linalg.norm(x - ours.states[0].params) > 0.1, "it must move for this test to mean something"
 
 
@@ -191,6 +197,25 @@ def test_scaffold_and_fed_dyn_reach_the_optimum_of_the_uniform_mean():
         distance[name] = float(np.abs(run(algorithm, KEY, data(), 600)[0].params - optimum).max())
     assert distance["fed_avg"] > 1e-2
     assert max(distance["scaffold"], distance["fed_dyn"]) < 1e-4
+
+
+@pytest.mark.parametrize("task", [TASK, statistics_task(DIM)], ids=["plain", "statistics"])
+def test_dittos_common_model_is_that_of_fed_avg(task):
+    """Bit for bit over 1,000 rounds; without the term each client learns alone, on batches of its own."""
+    clients = jaxfl.local_steps(STEPS, batch_size=2, optimizer=optax.sgd(0.01))
+    options = {"clients": clients, "num_active": ACTIVE}
+    plain, _ = run(jaxfl.fed_avg(task, **options), KEY, data(), 1000)
+    ours, alone = (jaxfl.ditto(task, own=clients, proximal=mu, **options) for mu in (0.5, 0.0))
+    state, infos = run(ours, KEY, data(), 1000)
+    assert_same((plain.params, plain.model_state), (state.params, state.model_state))
+    assert (np.asarray(infos.own_loss).sum(axis=0) > 0).all()
+    assert ours.node_params(state) is not state.params
+    first = start(alone, KEY, data())
+    moved = first._replace(params=jax.tree.map(lambda leaf: leaf + 1, first.params))
+    kept = [run(alone, KEY, data(), 5, each)[0].memory.params for each in (first, moved)]
+    assert_same(*kept)
+    draws = jax.jit(alone.draw)(KEY, first, data())
+    assert (np.asarray(draws.steps.batch_indices) != np.asarray(draws.more[0].batch_indices)).any()
 
 
 @pytest.mark.parametrize(

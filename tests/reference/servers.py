@@ -113,3 +113,15 @@ def fed_dyn(x, active, gradient, state, p, *, num_clients, step, proximal):
         models.append(y)
     state["h"] = state["h"] - proximal / num_clients * sum(y - x for y in models)
     return np.mean(models, axis=0) - state["h"] / proximal
+
+
+def ditto(x, active, gradient, state, p, *, num_clients, step, proximal, own_batches):
+    """arXiv:2012.04221, Algorithm 1; the own models come first here, which changes nothing."""
+    _state(state, x, num_clients, own=np.tile(x, (num_clients, 1)))
+    for i, batches in own_batches:
+        v = state["own"][i].copy()
+        for batch in batches:
+            v = v - step * (gradient(i, v, batch) + proximal * (v - x))
+        state["own"][i] = v
+    models = [_sgd(x, i, batches, gradient, step) for i, batches in active]
+    return sum(p_i * y for p_i, y in zip(p, models, strict=True))

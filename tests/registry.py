@@ -19,22 +19,19 @@ from jaxfl.algorithms.ab import ab
 from jaxfl.algorithms.adaptive_servers import fed_adagrad, fed_adam, fed_avgm, fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
 from jaxfl.algorithms.clients.bound_constants import published_constants
+from jaxfl.algorithms.corrected_steps import ditto, fed_dyn, fed_prox, scaffold
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
-from jaxfl.algorithms.ditto import ditto
 from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.fed_avg import fed_avg
-from jaxfl.algorithms.fed_dyn import fed_dyn
 from jaxfl.algorithms.fed_nova import fed_nova
-from jaxfl.algorithms.fed_prox import fed_prox
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
-from jaxfl.algorithms.scaffold import scaffold
 from jaxfl.algorithms.width_reduction import width_reduction
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, PyTree

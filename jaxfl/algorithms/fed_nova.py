@@ -36,7 +36,7 @@ from jaxfl.core.tree import scale
 
 @constructor
 def fed_nova(
-    task: Task, *, clients: LocalSteps, num_active: int, num_steps: Array, uplink: Uplink | None = None
+    task: Task, *, clients: LocalSteps, num_active: int, num_steps: Array | np.ndarray, uplink: Uplink | None = None
 ) -> Algorithm:
     """FedNova.
 

@@ -17,7 +17,7 @@ import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.server import check_num_active, draw_active, over_slots, server_model
-from jaxfl.algorithms.clients.steps import GradientOf, Step, StepDraws, StepGradient
+from jaxfl.algorithms.clients.steps import GradientOf, StepDraws, StepGradient
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
 from jaxfl.algorithms.exchange import plus_seeds
 from jaxfl.algorithms.releases import of_clients
@@ -63,35 +63,19 @@ class Draws(NamedTuple):
 
 
 class AtClient(NamedTuple):
-    """What an active client has in a round."""
+    """What an active client has in a round.
+
+    Its `run(change=None, *, start=sent, which=0, count=None)` makes local steps and gives (parameters, model state,
+    `Info`). `change` is (gradient, parameters) -> the gradient that the optimizer gets, clipped and noisy before. `which`
+    is 0 for the steps of `clients`, j for those of `Rule.more[j - 1]`; `count` is their number, None for all.
+    """
 
     number: Array  # (), int32, which client it is
     sent: Variables  # x and its statistics, from the server
     memory: PyTree  # its own, leaves (*leaf)
     server: Any  # the server's memory; a rule that reads it says so in `vectors_down`
     public: Any  # what `Rule.public` gives for this round
-    steps: tuple[Step, ...]  # of its local steps, and of `Rule.more`
-    gradients: tuple[GradientOf, ...]  # of these steps
-    learners: tuple[LocalSteps, ...]
-    round_index: Array
-
-    def run(self, change=None, *, start: Variables | None = None, which: int = 0, count=None):
-        """Make local steps.
-
-        Args:
-            change: (gradient, parameters) -> the gradient that the optimizer gets, after clipping and noise.
-            start: the model to start from; None: as the server sent it.
-            which: 0 for the steps of `clients`, j for those of `Rule.more[j - 1]`.
-            count: how many steps; None: all.
-
-        Returns:
-            (parameters, model state, `Info`), as `LocalSteps.run`.
-        """
-        gradient, start = self.gradients[which], self.sent if start is None else start
-        if change is not None:
-            gradient = _wrapped(gradient, change)
-        steps, learner = self.steps[which], self.learners[which]
-        return learner.run(gradient, start.params, start.model_state, steps, self.round_index, count)
+    run: Callable[..., tuple[PyTree, PyTree, Info]]
 
 
 class AtServer(NamedTuple):
@@ -210,8 +194,11 @@ def server_rounds(
         before, public = Variables(state.params, state.model_state), rule.public(k)
 
         def train(number, client_steps, memory):
-            at = AtClient(number, before, memory, state.optimizer, public, client_steps, gradients, learners, k)
-            return rule.train(at)
+            def run(change=None, *, start=before, which=0, count=None):
+                gradient = gradients[which] if change is None else _wrapped(gradients[which], change)
+                return learners[which].run(gradient, start.params, start.model_state, client_steps[which], k, count)
+
+            return rule.train(AtClient(number, before, memory, state.optimizer, public, run))
 
         is_active = draws.uplink.is_active
         rows = jax.tree.map(lambda of_all: of_all[active], state.memory)

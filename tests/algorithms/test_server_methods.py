@@ -1,6 +1,7 @@
 """Methods with a server beside federated averaging: the papers' lines, sums over 1,000 rounds, and what they become."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,9 @@ def gradient(client, y, batch):
     return 2 * inputs.T @ (inputs @ y - labels) / len(own)
 
 
-def learner(name, *, active=ACTIVE, steps=STEPS, batch_size=2, weighting="uniform", optimizer=None, uplink=None, **own):
+def learner(
+    name, *, active=ACTIVE, steps=STEPS, batch_size=2, weighting="uniform", optimizer=None, uplink=None, **own: Any
+):
     """The method on these clients."""
     clients = jaxfl.local_steps(
         steps, batch_size=batch_size, optimizer=optimizer or optax.sgd(STEP_SIZE), weighting=weighting
@@ -80,13 +83,13 @@ def test_follows_the_papers_lines(case):
         if name == "ditto":
             step["own_batches"] = client_batches(draws.active.tolist(), np.asarray(draws.more[0].batch_indices), SIZES)
         x = getattr(servers, name)(x, active, gradient, state, p, **step, **options, **extra)
-        np.testing.assert_allclose(after.params, x, atol=1e-5 * np.linalg.norm(x))
+        np.testing.assert_allclose(after.params, x, atol=1e-5 * float(np.linalg.norm(x)))
         if name == "ditto":
-            np.testing.assert_allclose(after.memory.params, state["own"], atol=1e-5 * np.linalg.norm(x))
+            np.testing.assert_allclose(after.memory.params, state["own"], atol=1e-5 * float(np.linalg.norm(x)))
     assert np.linalg.norm(x - ours.states[0].params) > 0.1, "it must move for this test to mean something"
 
 
-SUMS = {  # the server's vector is the mean of the clients'
+SUMS: dict[str, Any] = {  # the server's vector is the mean of the clients'
     "scaffold": {"server_step_size": 1.0},
     "fed_dyn": {"proximal": 0.1},
 }
@@ -126,7 +129,7 @@ def test_fed_nova_moves_by_the_mean_of_constant_gradients(momentum):
     slope = jaxfl.from_functions(lambda key: jnp.zeros(DIM), lambda w, x, y: x @ w)
     clients = jaxfl.local_steps(STEPS, batch_size=99, optimizer=optax.sgd(STEP_SIZE, momentum), weighting="data")
     algorithm = jaxfl.fed_nova(slope, clients=clients, num_active=CLIENTS, num_steps=OWN_STEPS)
-    inputs, indices = np.float64(data().inputs), np.asarray(data().indices)
+    inputs, indices = np.asarray(data().inputs, np.float64), np.asarray(data().indices)
     p = np.array(SIZES) / sum(SIZES)
     b = np.array([inputs[row[:size]].mean(axis=0) for row, size in zip(indices, SIZES, strict=True)])
     tau = OWN_STEPS
@@ -150,7 +153,8 @@ def test_fed_prox_stays_where_the_loss_is_flat_and_reaches_the_proximal_optimum(
     first = start(alone, KEY, data())
     draws = jax.jit(alone.draw)(KEY, first, data())
     own = np.asarray(data().indices)[int(draws.active[0])][: SIZES[int(draws.active[0])]]
-    inputs, labels, x = np.float64(data().inputs)[own], np.float64(data().labels)[own], np.float64(first.params)
+    inputs, labels = (np.asarray(leaf, np.float64)[own] for leaf in (data().inputs, data().labels))
+    x = np.float64(first.params)
     hessian = 2 * inputs.T @ inputs / len(own) + 0.7 * np.eye(DIM)
     expected = np.linalg.solve(hessian, 2 * inputs.T @ labels / len(own) + 0.7 * x)
     np.testing.assert_allclose(jax.jit(alone.update)(first, data(), draws)[0].params, expected, rtol=1e-4, atol=1e-5)
@@ -192,7 +196,8 @@ def test_scaffold_and_fed_dyn_reach_the_optimum_of_the_uniform_mean():
     scales = np.repeat(1 / np.array(SIZES), SIZES)
     optimum = np.linalg.solve((inputs.T * scales) @ inputs, (inputs.T * scales) @ labels)
     distance = {}
-    for name, options in (("fed_avg", {}), ("scaffold", {}), ("fed_dyn", {"proximal": 0.5})):
+    cases: Any = (("fed_avg", {}), ("scaffold", {}), ("fed_dyn", {"proximal": 0.5}))
+    for name, options in cases:
         algorithm = learner(name, active=CLIENTS, steps=10, batch_size=99, **options)
         distance[name] = float(np.abs(run(algorithm, KEY, data(), 600)[0].params - optimum).max())
     assert distance["fed_avg"] > 1e-2

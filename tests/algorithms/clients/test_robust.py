@@ -65,7 +65,7 @@ def by_the_papers(name, rows):
 @pytest.mark.parametrize("name", MEANS)
 @pytest.mark.parametrize("arrived", [ALL, SOME], ids=["all", "some"])
 def test_follows_the_papers_lines(name, arrived):
-    expected = by_the_papers(name, np.float64(UPDATES)[arrived])
+    expected = by_the_papers(name, UPDATES.astype(np.float64)[arrived])
     np.testing.assert_allclose(combined(MEANS[name], UPDATES, arrived), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -66,8 +66,8 @@ class AtClient(NamedTuple):
     """What an active client has in a round.
 
     Its `run(change=None, *, start=sent, which=0, count=None)` makes local steps and gives (parameters, model state,
-    `Info`). `change` is (gradient, parameters) -> the gradient that the optimizer gets, clipped and noisy before. `which`
-    is 0 for the steps of `clients`, j for those of `Rule.more[j - 1]`; `count` is their number, None for all.
+    `Info`). `change` is (gradient, parameters) -> the gradient that the optimizer gets, clipped and noisy before.
+    `which` is 0 for the steps of `clients`, j for those of `Rule.more[j - 1]`; `count` is their number, None for all.
     """
 
     number: Array  # (), int32, which client it is

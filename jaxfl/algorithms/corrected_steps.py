@@ -153,7 +153,9 @@ def ditto(
     proximal: float | Array,
     uplink: Uplink | None = None,
 ) -> Algorithm:
-    """Ditto: beside the common model each client has its own; `node_params` gives these.
+    """Ditto: beside the common model each client has its own.
+
+    `node_params` gives the own models; where steps or updates are private it gives x, which statements cover.
 
     Args:
         task, clients, num_active, uplink: as for `jaxfl.fed_avg`.
@@ -176,9 +178,15 @@ def ditto(
     def node_params(state):
         return state.memory if task.train_loss is not None else state.memory.params
 
+    is_private = clients.is_private or (uplink is not None and uplink.is_private)
     rule = by_optimizer(optax.sgd(1.0), memory=lambda model: model, train=train, more=(own,))
     return server_rounds(
-        task, clients=clients, num_active=num_active, uplink=uplink, rule=rule, node_params=node_params
+        task,
+        clients=clients,
+        num_active=num_active,
+        uplink=uplink,
+        rule=rule,
+        node_params=None if is_private else node_params,
     )
 
 

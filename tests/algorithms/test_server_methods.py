@@ -246,10 +246,11 @@ def private_learner(name, *, updates=None, noise=None, clip_norm=None, **options
         STEPS, batch_size=2, optimizer=optax.sgd(STEP_SIZE), weighting="uniform", clip_norm=clip_norm, noise=noise
     )
     uplink = None if updates is None else jaxfl.uplink(updates=updates)
+    options |= {"own": clients} if name == "ditto" else {}
     return getattr(jaxfl, name)(TASK, clients=clients, num_active=ACTIVE, uplink=uplink, **options)
 
 
-@pytest.mark.parametrize("name", ["fed_adam", "fed_prox", "scaffold", "fed_nova", "fed_dyn"])
+@pytest.mark.parametrize("name", ["fed_adam", "fed_prox", "scaffold", "fed_nova", "fed_dyn", "ditto"])
 def test_private_rounds_release_what_those_of_fed_avg_do(name):
     """Local noise, and whole clients: the same statement, and corrections act on what was released."""
     options = next(own for method, own, _ in METHODS.values() if method == name)
@@ -258,7 +259,9 @@ def test_private_rounds_release_what_those_of_fed_avg_do(name):
         ours, plain = private_learner(name, **private, **options), private_learner("fed_avg", **private)
         mine, other = (jaxfl.privacy.releases_of(each, data()).each for each in (ours, plain))
         assert mine == other
-        assert np.isfinite(run(ours, KEY, data(), 5)[0].params).all()
+        state = run(ours, KEY, data(), 5)[0]
+        assert np.isfinite(state.params).all()
+        np.testing.assert_array_equal(ours.node_params(state), state.params[None])  # no model of a client
     if name == "fed_adam":
         return
     # Gradients are clipped to almost nothing: corrections are not, and a method's memory moves x by itself.

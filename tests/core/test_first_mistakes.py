@@ -230,7 +230,7 @@ def test_a_schedule_over_rounds_is_a_function_of_the_round():
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("FedAvg", "fed_avg?"), ("PushSum", "push_sum?"), ("scaffold", "coming_from")]
+    ("name", "near"), [("FedAvg", "fed_avg?"), ("PushSum", "push_sum?"), ("apfl", "coming_from")]
 )
 def test_a_name_of_another_library_is_pointed_on(name, near):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'.*{near.rstrip('?')}"):

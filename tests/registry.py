@@ -252,6 +252,7 @@ def _fed_nova(make_task: MakeTask) -> Example:
     }
     return _with_server(
         num_steps=own,
+        arguments=lambda numbers: examples.steps_of_clients(numbers, differentiable=True),
         centralized=one_step,
         resized=lambda nodes: {"num_active": 2, "num_steps": 1 + np.arange(nodes) % 3},
         permuted=lambda order: {"num_steps": own[order]},
@@ -270,7 +271,11 @@ def _with_own_steps(numbers: examples.Numbers) -> examples.Arguments:
 _SUMS_REFUSED: examples.Refused = (
     ({"uplink": examples.over_uplink(examples.LOSSY)["uplink"]}, "links: must lose and round nothing"),
 )
-_ADAPTIVE: dict[str, Any] = {"centralized": {}, "refused": [({"tau": 0.0}, "tau: must be positive")]}
+_ADAPTIVE: dict[str, Any] = {
+    "server_step_size": 0.5,
+    "centralized": {},
+    "refused": [({"tau": 0.0}, "tau: must be positive")],
+}
 _TO_SERVER = "params and batch statistics, to the server"
 _GOSSIP: dict[str, Any] = {"sends": "params", "noise_draws": ("noise",)}
 REGISTRY: dict[str, Row] = {
@@ -334,7 +339,12 @@ REGISTRY: dict[str, Row] = {
     "fed_dyn": Row(
         fed_dyn,
         _with_server(
-            proximal=0.1, arguments=_uniform_steps, over=None, refused=_SUMS_REFUSED, relabeled=_relabeled_memory
+            proximal=0.1,
+            arguments=_uniform_steps,
+            centralized={},  # h doubles the first step
+            over=None,
+            refused=_SUMS_REFUSED,
+            relabeled=_relabeled_memory,
         ),
         sends=_TO_SERVER,
     ),

@@ -43,6 +43,7 @@ def fed_nova(
     Args:
         task, num_active, uplink: as for `jaxfl.fed_avg`.
         clients: with SGD, or SGD with momentum, which starts anew in each round. `max_steps` bounds the steps.
+            A round has a reverse derivative with `differentiable=True`.
         num_steps: tau_i of every client, (n,), int32, from 1 to `max_steps`.
 
     Guarantees:

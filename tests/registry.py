@@ -272,7 +272,8 @@ _SUMS_REFUSED: examples.Refused = (
     ({"uplink": examples.over_uplink(examples.LOSSY)["uplink"]}, "links: must lose and round nothing"),
 )
 _ADAPTIVE: dict[str, Any] = {
-    "server_step_size": 0.5,
+    "server_step_size": 3.0,
+    "tau": 0.5,  # far from the corner of m / sqrt(v)
     "centralized": {},
     "refused": [({"tau": 0.0}, "tau: must be positive")],
 }

@@ -36,6 +36,8 @@ means of c_i and q_i. Ditto's v_i stays at its client: it is no release, and not
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -108,7 +110,7 @@ def scaffold(
         c = jax.tree.map(lambda c, d: c + at.fraction * d, at.memory, added)
         return scale(jnp.asarray(server_step_size), at.change), c
 
-    rule = _with_sums(serve, train, public=lambda round_index: step_mass(clients, round_index), vectors_down=2)
+    rule = _with_sums(serve, train, public=partial(step_mass, clients), vectors_down=2)
     return server_rounds(task, clients=clients, num_active=num_active, uplink=uplink, rule=rule)
 
 

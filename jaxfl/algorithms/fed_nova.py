@@ -64,8 +64,8 @@ def fed_nova(
         raise ArgumentError("clients", "must leave num_steps to fed_nova", found, "Leave it out of local_steps.")
     steps = jnp.asarray(counts, jnp.int32)
 
-    def public(round_index):
-        return jax.vmap(lambda count: step_mass(clients, round_index, count))(steps)
+    def public(round_index, x):
+        return jax.vmap(lambda count: step_mass(clients, round_index, x, count))(steps)
 
     def train(at):
         params, model_state, info = at.run(count=steps[at.number])

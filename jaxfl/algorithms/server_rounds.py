@@ -98,7 +98,7 @@ class Rule(NamedTuple):
         serve: `AtServer` -> (what to add to x, the server's new memory).
         train: `AtClient` -> (what `AtClient.run` gives, the client's new memory).
         start: the first model as `Variables` -> (the memory of one client, the server's).
-        public: round index -> what server and clients know beforehand.
+        public: (round index, x) -> what server and clients know beforehand.
         more: local steps beside those of `clients`, with batches of their own.
         num_steps: (n,), int32, the steps of each client that `train` makes, for the counts; None: all.
         keeps_sums: whether the server's memory is a uniform mean of the clients'. Links may then lose and round
@@ -111,7 +111,7 @@ class Rule(NamedTuple):
     serve: Callable[[AtServer], tuple[PyTree, Any]]
     train: Callable[[AtClient], tuple[tuple[PyTree, PyTree, Info], PyTree]] = lambda at: (at.run(), ())
     start: Callable[[Variables], tuple[PyTree, Any]] = lambda model: ((), ())
-    public: Callable[[Array], Any] = lambda round_index: ()
+    public: Callable[[Array, PyTree], Any] = lambda round_index, x: ()
     more: tuple[LocalSteps, ...] = ()
     num_steps: Array | None = None
     keeps_sums: bool = False
@@ -191,7 +191,7 @@ def server_rounds(
             runs = jnp.arange(clients.max_steps, dtype=jnp.int32)[None] < rule.num_steps[active][:, None]
             steps = (steps[0]._replace(mask=steps[0].mask & runs[..., None]), *steps[1:])
         gradients = tuple(one.gradient_of(task, data) for one in learners)
-        before, public = Variables(state.params, state.model_state), rule.public(k)
+        before, public = Variables(state.params, state.model_state), rule.public(k, state.params)
 
         def train(number, client_steps, memory):
             def run(change=None, *, start=before, which=0, count=None):
@@ -253,19 +253,20 @@ def server_rounds(
     return algorithm(init, draw, update, node_params or server_model(task), releases=releases)
 
 
-def step_mass(clients: LocalSteps, round_index: Array, count: Array | None = None) -> Array:
+def step_mass(clients: LocalSteps, round_index: Array, x: PyTree, count: Array | None = None) -> Array:
     """Compute how far a round's steps move a number against gradients of 1, (): the sum of step sizes for SGD.
 
     Args:
         clients: with an optimizer that `require_linear` takes.
+        x: the model, for its type of numbers.
         count: the number of steps, (), int32; None: those of `clients`.
     """
 
-    def ones(x, model_state, step):
-        return StepGradient(jnp.ones_like(x), model_state, Info(x))
+    def ones(moved, model_state, step):
+        return StepGradient(jnp.ones_like(moved), model_state, Info(moved))
 
-    steps = jnp.zeros(clients.max_steps, jnp.float32)
-    return -clients.run(ones, jnp.float32(0.0), None, steps, round_index, count)[0]
+    steps = jnp.zeros(clients.max_steps, number_type(x))
+    return -clients.run(ones, jnp.zeros((), number_type(x)), None, steps, round_index, count)[0]
 
 
 def require_linear(clients: LocalSteps, reason: str, *states: str) -> None:

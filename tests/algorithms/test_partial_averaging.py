@@ -1,6 +1,7 @@
 """Partial averaging: a plain loop, independent training as its end, what is shared and what is not."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -230,7 +231,7 @@ def test_fed_rep_by_an_optimizer_of_two_parts():
     def parts_of(params):
         return {name: "head" if name == "dense_2" else "body" for name in params}
 
-    phases = {"head": optax.sgd(rows(0, 2)), "body": optax.sgd(rows(2, 3))}
+    phases: Any = {"head": optax.sgd(rows(0, 2)), "body": optax.sgd(rows(2, 3))}
     clients = local_steps(3, batch_size=3, optimizer=optax.multi_transform(phases, parts_of))
     algorithm = partial_averaging(small_task(), clients=clients, synchronized=["dense_1"])
     data = uneven_data()

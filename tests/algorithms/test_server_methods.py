@@ -8,12 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import run, start, statistics_task, uneven_data
+from problems import run, small_task, start, statistics_task, uneven_data
 from reference import servers
 from reference.runs import assert_same, client_batches, one_by_one
 
 import jaxfl
 from jaxfl import ArgumentError
+from jaxfl.core.tree import num_bytes
 
 KEY, DIM, CLIENTS, ACTIVE, STEPS, STEP_SIZE = jax.random.key(5), 4, 16, 6, 3, 0.05
 SIZES = tuple(int(size) for size in np.random.default_rng(3).integers(3, 12, CLIENTS))
@@ -286,6 +287,18 @@ def test_only_rows_of_active_clients_are_read_and_written():
     assert np.isnan(other.memory[idle]).all()
     assert (np.asarray(clean.memory[draws.active]) != 0).all()
     assert not np.asarray(clean.memory[idle]).any()
+
+
+def test_rounds_copy_no_memory_of_idle_clients():
+    """Two of 200 are active: five rounds take the room of a few models beside the state, which they are given."""
+    many = uneven_data((5,) * 200)
+    clients = jaxfl.local_steps(3, batch_size=2, optimizer=optax.sgd(0.1), weighting="uniform")
+    algorithm = jaxfl.scaffold(small_task(hidden=2000), clients=clients, num_active=2)
+    state = jax.eval_shape(algorithm.init, KEY, many)
+    rounds = jax.jit(lambda s, d: jax.lax.scan(lambda s, _: (algorithm.round(KEY, s, d)[0], None), s, length=5)[0])
+    memory = jax.jit(rounds, donate_argnums=0).lower(state, many).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 12 * num_bytes(state.params) < 0.1 * num_bytes(state)
 
 
 def test_a_round_in_which_nothing_arrives_keeps_the_moments():

@@ -17,6 +17,7 @@ from jaxfl.algorithms import client_sgd as client_sgd
 from jaxfl.algorithms import d_psgd as d_psgd
 from jaxfl.algorithms import d_sgdm as d_sgdm
 from jaxfl.algorithms import diging as diging
+from jaxfl.algorithms import ditto as ditto
 from jaxfl.algorithms import dp2_sgd as dp2_sgd
 from jaxfl.algorithms import dzofl as dzofl
 from jaxfl.algorithms import embracing as embracing

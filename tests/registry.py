@@ -19,15 +19,14 @@ from jaxfl.algorithms.ab import ab
 from jaxfl.algorithms.adaptive_servers import fed_adagrad, fed_adam, fed_avgm, fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
 from jaxfl.algorithms.clients.bound_constants import published_constants
+from jaxfl.algorithms.corrected_steps import ditto, fed_dyn, fed_prox, scaffold
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
 from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
 from jaxfl.algorithms.exact_diffusion import exact_diffusion, extra, nids
 from jaxfl.algorithms.fed_avg import fed_avg
-from jaxfl.algorithms.fed_dyn import fed_dyn
 from jaxfl.algorithms.fed_nova import fed_nova
-from jaxfl.algorithms.fed_prox import fed_prox
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.momentum_gossip import d_sgdm, qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation
@@ -35,7 +34,6 @@ from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
-from jaxfl.algorithms.scaffold import scaffold
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking, diging, gt_saga
 from jaxfl.algorithms.width_reduction import width_reduction
 from jaxfl.channel.links import links
@@ -278,6 +276,7 @@ def _fed_nova(make_task: MakeTask) -> Example:
     }
     return _with_server(
         num_steps=own,
+        arguments=lambda numbers: examples.steps_of_clients(numbers, differentiable=True),
         centralized=one_step,
         resized=lambda nodes: {"num_active": 2, "num_steps": 1 + np.arange(nodes) % 3},
         permuted=lambda order: {"num_steps": own[order]},
@@ -288,10 +287,20 @@ def _fed_nova(make_task: MakeTask) -> Example:
     )(make_task)
 
 
+def _with_own_steps(numbers: examples.Numbers) -> examples.Arguments:
+    arguments = examples.steps_of_clients(numbers)
+    return {**arguments, "own": arguments["clients"]}
+
+
 _SUMS_REFUSED: examples.Refused = (
     ({"uplink": examples.over_uplink(examples.LOSSY)["uplink"]}, "links: must lose and round nothing"),
 )
-_ADAPTIVE: dict[str, Any] = {"centralized": {}, "refused": [({"tau": 0.0}, "tau: must be positive")]}
+_ADAPTIVE: dict[str, Any] = {
+    "server_step_size": 3.0,
+    "tau": 0.5,  # far from the corner of m / sqrt(v)
+    "centralized": {},
+    "refused": [({"tau": 0.0}, "tau: must be positive")],
+}
 _TO_SERVER = "params and batch statistics, to the server"
 _GOSSIP: dict[str, Any] = {"sends": "params", "noise_draws": ("noise",)}
 _TRACKING: dict[str, Any] = _GOSSIP | {"sends": "params and a gradient tracker"}
@@ -364,9 +373,17 @@ REGISTRY: dict[str, Row] = {
     "fed_dyn": Row(
         fed_dyn,
         _with_server(
-            proximal=0.1, arguments=_uniform_steps, over=None, refused=_SUMS_REFUSED, relabeled=_relabeled_memory
+            proximal=0.1,
+            arguments=_uniform_steps,
+            centralized={},  # h doubles the first step
+            over=None,
+            refused=_SUMS_REFUSED,
+            relabeled=_relabeled_memory,
         ),
         sends=_TO_SERVER,
+    ),
+    "ditto": Row(
+        ditto, _with_server(proximal=0.1, arguments=_with_own_steps, relabeled=_relabeled_memory), sends=_TO_SERVER
     ),
     "ali_dpfl": Row(ali_dpfl, _ali_dpfl, sends="params, a gradient and two numbers, to the server"),
     "embracing": Row(

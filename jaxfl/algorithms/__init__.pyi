@@ -23,6 +23,10 @@ from jaxfl.algorithms.clients.robust import random_updates as random_updates
 from jaxfl.algorithms.clients.robust import sign_flip as sign_flip
 from jaxfl.algorithms.clients.robust import trimmed_mean as trimmed_mean
 from jaxfl.algorithms.clients.uplink import uplink as uplink
+from jaxfl.algorithms.corrected_steps import ditto as ditto
+from jaxfl.algorithms.corrected_steps import fed_dyn as fed_dyn
+from jaxfl.algorithms.corrected_steps import fed_prox as fed_prox
+from jaxfl.algorithms.corrected_steps import scaffold as scaffold
 from jaxfl.algorithms.d_psgd import d_psgd as d_psgd
 from jaxfl.algorithms.d_psgd import dp2_sgd as dp2_sgd
 from jaxfl.algorithms.dzofl import decaying_schedules as decaying_schedules
@@ -34,9 +38,7 @@ from jaxfl.algorithms.exact_diffusion import extra as extra
 from jaxfl.algorithms.exact_diffusion import nids as nids
 from jaxfl.algorithms.export import register_for_export as register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg as fed_avg
-from jaxfl.algorithms.fed_dyn import fed_dyn as fed_dyn
 from jaxfl.algorithms.fed_nova import fed_nova as fed_nova
-from jaxfl.algorithms.fed_prox import fed_prox as fed_prox
 from jaxfl.algorithms.gradient_tracking import gradient_tracking as gradient_tracking
 from jaxfl.algorithms.momentum_gossip import d_sgdm as d_sgdm
 from jaxfl.algorithms.momentum_gossip import qg_dsgdm as qg_dsgdm
@@ -46,7 +48,6 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_goss
 from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum
 from jaxfl.algorithms.push_sum import theory_step_size as theory_step_size
-from jaxfl.algorithms.scaffold import scaffold as scaffold
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking as atc_tracking
 from jaxfl.algorithms.tracking_over_graphs import diging as diging
 from jaxfl.algorithms.tracking_over_graphs import gt_saga as gt_saga

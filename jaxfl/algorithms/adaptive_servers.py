@@ -123,8 +123,8 @@ def fed_adam(
         >>> learner = jaxfl.fed_adam(task, clients=clients, num_active=2, server_step_size=0.5)
         >>> key = jax.random.key(0)
         >>> state, _ = jax.jit(learner.round)(key, learner.init(key, data), data)
-        >>> [round(float(value), 2) for value in state.params]  # 0.1 / sqrt(0.01) of the step size, nearly
-        [0.49, 0.5]
+        >>> [round(float(value), 2) for value in state.params]  # 0.5 (0.1 Delta) / (0.1 Delta + 0.001)
+        [0.47, 0.48]
     """
 
     def square(v, s):

@@ -36,13 +36,14 @@ from jaxfl.core.tree import scale
 
 @constructor
 def fed_nova(
-    task: Task, *, clients: LocalSteps, num_active: int, num_steps: Array, uplink: Uplink | None = None
+    task: Task, *, clients: LocalSteps, num_active: int, num_steps: Array | np.ndarray, uplink: Uplink | None = None
 ) -> Algorithm:
     """FedNova.
 
     Args:
         task, num_active, uplink: as for `jaxfl.fed_avg`.
         clients: with SGD, or SGD with momentum, which starts anew in each round. `max_steps` bounds the steps.
+            A round has a reverse derivative with `differentiable=True`.
         num_steps: tau_i of every client, (n,), int32, from 1 to `max_steps`.
 
     Guarantees:
@@ -63,8 +64,8 @@ def fed_nova(
         raise ArgumentError("clients", "must leave num_steps to fed_nova", found, "Leave it out of local_steps.")
     steps = jnp.asarray(counts, jnp.int32)
 
-    def public(round_index):
-        return jax.vmap(lambda count: step_mass(clients, round_index, count))(steps)
+    def public(round_index, x):
+        return jax.vmap(lambda count: step_mass(clients, round_index, x, count))(steps)
 
     def train(at):
         params, model_state, info = at.run(count=steps[at.number])

@@ -17,7 +17,7 @@ import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.server import check_num_active, draw_active, over_slots, server_model
-from jaxfl.algorithms.clients.steps import GradientOf, Step, StepDraws, StepGradient
+from jaxfl.algorithms.clients.steps import GradientOf, StepDraws, StepGradient
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
 from jaxfl.algorithms.exchange import plus_seeds
 from jaxfl.algorithms.releases import of_clients
@@ -63,35 +63,19 @@ class Draws(NamedTuple):
 
 
 class AtClient(NamedTuple):
-    """What an active client has in a round."""
+    """What an active client has in a round.
+
+    Its `run(change=None, *, start=sent, which=0, count=None)` makes local steps and gives (parameters, model state,
+    `Info`). `change` is (gradient, parameters) -> the gradient that the optimizer gets, clipped and noisy before.
+    `which` is 0 for the steps of `clients`, j for those of `Rule.more[j - 1]`; `count` is their number, None for all.
+    """
 
     number: Array  # (), int32, which client it is
     sent: Variables  # x and its statistics, from the server
     memory: PyTree  # its own, leaves (*leaf)
     server: Any  # the server's memory; a rule that reads it says so in `vectors_down`
     public: Any  # what `Rule.public` gives for this round
-    steps: tuple[Step, ...]  # of its local steps, and of `Rule.more`
-    gradients: tuple[GradientOf, ...]  # of these steps
-    learners: tuple[LocalSteps, ...]
-    round_index: Array
-
-    def run(self, change=None, *, start: Variables | None = None, which: int = 0, count=None):
-        """Make local steps.
-
-        Args:
-            change: (gradient, parameters) -> the gradient that the optimizer gets, after clipping and noise.
-            start: the model to start from; None: as the server sent it.
-            which: 0 for the steps of `clients`, j for those of `Rule.more[j - 1]`.
-            count: how many steps; None: all.
-
-        Returns:
-            (parameters, model state, `Info`), as `LocalSteps.run`.
-        """
-        gradient, start = self.gradients[which], self.sent if start is None else start
-        if change is not None:
-            gradient = _wrapped(gradient, change)
-        steps, learner = self.steps[which], self.learners[which]
-        return learner.run(gradient, start.params, start.model_state, steps, self.round_index, count)
+    run: Callable[..., tuple[PyTree, PyTree, Info]]
 
 
 class AtServer(NamedTuple):
@@ -114,7 +98,7 @@ class Rule(NamedTuple):
         serve: `AtServer` -> (what to add to x, the server's new memory).
         train: `AtClient` -> (what `AtClient.run` gives, the client's new memory).
         start: the first model as `Variables` -> (the memory of one client, the server's).
-        public: round index -> what server and clients know beforehand.
+        public: (round index, x) -> what server and clients know beforehand.
         more: local steps beside those of `clients`, with batches of their own.
         num_steps: (n,), int32, the steps of each client that `train` makes, for the counts; None: all.
         keeps_sums: whether the server's memory is a uniform mean of the clients'. Links may then lose and round
@@ -127,7 +111,7 @@ class Rule(NamedTuple):
     serve: Callable[[AtServer], tuple[PyTree, Any]]
     train: Callable[[AtClient], tuple[tuple[PyTree, PyTree, Info], PyTree]] = lambda at: (at.run(), ())
     start: Callable[[Variables], tuple[PyTree, Any]] = lambda model: ((), ())
-    public: Callable[[Array], Any] = lambda round_index: ()
+    public: Callable[[Array, PyTree], Any] = lambda round_index, x: ()
     more: tuple[LocalSteps, ...] = ()
     num_steps: Array | None = None
     keeps_sums: bool = False
@@ -136,13 +120,18 @@ class Rule(NamedTuple):
     own_noise: bool = False
 
 
-def by_optimizer(optimizer: optax.GradientTransformation, **changes: Any) -> Rule:
-    """Make the rule of a server with an optimizer of the pseudo-gradient; `changes` are other fields of the rule."""
+def by_optimizer(optimizer: optax.GradientTransformation, memory=lambda model: (), **changes: Any) -> Rule:
+    """Make the rule of a server with an optimizer of the pseudo-gradient.
+
+    Args:
+        memory: the first model -> the memory of one client.
+        changes: other fields of the rule.
+    """
 
     def serve(at):
         return optimizer.update(jax.tree.map(jnp.negative, at.change), at.memory, at.params)
 
-    return Rule(serve, **{"start": lambda model: ((), optimizer.init(model.params)), **changes})
+    return Rule(serve, start=lambda model: (memory(model), optimizer.init(model.params)), **changes)
 
 
 def server_rounds(
@@ -202,11 +191,14 @@ def server_rounds(
             runs = jnp.arange(clients.max_steps, dtype=jnp.int32)[None] < rule.num_steps[active][:, None]
             steps = (steps[0]._replace(mask=steps[0].mask & runs[..., None]), *steps[1:])
         gradients = tuple(one.gradient_of(task, data) for one in learners)
-        before, public = Variables(state.params, state.model_state), rule.public(k)
+        before, public = Variables(state.params, state.model_state), rule.public(k, state.params)
 
         def train(number, client_steps, memory):
-            at = AtClient(number, before, memory, state.optimizer, public, client_steps, gradients, learners, k)
-            return rule.train(at)
+            def run(change=None, *, start=before, which=0, count=None):
+                gradient = gradients[which] if change is None else _wrapped(gradients[which], change)
+                return learners[which].run(gradient, start.params, start.model_state, client_steps[which], k, count)
+
+            return rule.train(AtClient(number, before, memory, state.optimizer, public, run))
 
         is_active = draws.uplink.is_active
         rows = jax.tree.map(lambda of_all: of_all[active], state.memory)
@@ -261,19 +253,20 @@ def server_rounds(
     return algorithm(init, draw, update, node_params or server_model(task), releases=releases)
 
 
-def step_mass(clients: LocalSteps, round_index: Array, count: Array | None = None) -> Array:
+def step_mass(clients: LocalSteps, round_index: Array, x: PyTree, count: Array | None = None) -> Array:
     """Compute how far a round's steps move a number against gradients of 1, (): the sum of step sizes for SGD.
 
     Args:
         clients: with an optimizer that `require_linear` takes.
+        x: the model, for its type of numbers.
         count: the number of steps, (), int32; None: those of `clients`.
     """
 
-    def ones(x, model_state, step):
-        return StepGradient(jnp.ones_like(x), model_state, Info(x))
+    def ones(moved, model_state, step):
+        return StepGradient(jnp.ones_like(moved), model_state, Info(moved))
 
-    steps = jnp.zeros(clients.max_steps, jnp.float32)
-    return -clients.run(ones, jnp.float32(0.0), None, steps, round_index, count)[0]
+    steps = jnp.zeros(clients.max_steps, number_type(x))
+    return -clients.run(ones, jnp.zeros((), number_type(x)), None, steps, round_index, count)[0]
 
 
 def require_linear(clients: LocalSteps, reason: str, *states: str) -> None:

@@ -1,6 +1,7 @@
 """Partial averaging: a plain loop, independent training as its end, what is shared and what is not."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,11 @@ import optax
 import pytest
 from helpers import refusals
 from problems import linear_task, run, small_task, start, uneven_data, with_clients
+from reference.network import add, loss_and_gradient, zeros_like
 from reference.partial_averaging import partial_averaging as reference_partial_averaging
-from reference.runs import by_node, each, node_samples, stacked
+from reference.runs import by_node, client_batches, each, node_samples, one_by_one, relative_error, stacked
 
+from jaxfl.algorithms.clients.local_steps import local_steps
 from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.core import Variables
 from jaxfl.models import classification, layers, sequential
@@ -215,3 +218,35 @@ test_refusals = refusals(
         (lambda: learner(synchronized=small_task(hidden=2), axis_groups={"dense_3/kernel": {0: 2}}), "axis_groups"),
     ]
 )
+
+
+def test_fed_rep_by_an_optimizer_of_two_parts():
+    """Two steps of the head, then one of the body (arXiv:2102.07078, Algorithm 1), whose mean all nodes get."""
+
+    def rows(first, last):
+        return lambda step: jnp.where((step >= first) & (step < last), 0.2, 0.0)
+
+    def parts_of(params):
+        return {name: "head" if name == "dense_2" else "body" for name in params}
+
+    phases: Any = {"head": optax.sgd(rows(0, 2)), "body": optax.sgd(rows(2, 3))}
+    clients = local_steps(3, batch_size=3, optimizer=optax.multi_transform(phases, parts_of))
+    algorithm = partial_averaging(small_task(), clients=clients, synchronized=["dense_1"])
+    data = uneven_data()
+    ours = one_by_one(algorithm, jax.random.key(3), data, 5)
+    samples, sizes = node_samples(data), np.asarray(data.sizes)
+    nodes = each(ours.states[0].params)
+    for draws in ours.draws:
+        for i, batches in client_batches(range(len(sizes)), np.asarray(draws.steps.batch_indices), sizes):
+            for t, batch in enumerate(batches):
+                total = zeros_like(nodes[i])
+                for position in batch:
+                    total = add(total, 1 / len(batch), loss_and_gradient(nodes[i], *samples[i][position])[1])
+                part = "dense_2" if t < 2 else "dense_1"
+                nodes[i] = {**nodes[i], part: add(nodes[i], -0.2, total)[part]}
+        shares = sizes / sizes.sum()
+        body = zeros_like(nodes[0])
+        for share, x in zip(shares, nodes, strict=True):
+            body = add(body, share, x)
+        nodes = [{**x, "dense_1": body["dense_1"]} for x in nodes]
+    assert relative_error(ours.states[-1].params, nodes) < 1e-5

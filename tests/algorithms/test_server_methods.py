@@ -1,18 +1,20 @@
 """Methods with a server beside federated averaging: the papers' lines, sums over 1,000 rounds, and what they become."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import run, start, statistics_task, uneven_data
+from problems import run, small_task, start, statistics_task, uneven_data
 from reference import servers
 from reference.runs import assert_same, client_batches, one_by_one
 
 import jaxfl
 from jaxfl import ArgumentError
+from jaxfl.core.tree import num_bytes
 
 KEY, DIM, CLIENTS, ACTIVE, STEPS, STEP_SIZE = jax.random.key(5), 4, 16, 6, 3, 0.05
 SIZES = tuple(int(size) for size in np.random.default_rng(3).integers(3, 12, CLIENTS))
@@ -38,11 +40,14 @@ def gradient(client, y, batch):
     return 2 * inputs.T @ (inputs @ y - labels) / len(own)
 
 
-def learner(name, *, active=ACTIVE, steps=STEPS, batch_size=2, weighting="uniform", optimizer=None, uplink=None, **own):
+def learner(
+    name, *, active=ACTIVE, steps=STEPS, batch_size=2, weighting="uniform", optimizer=None, uplink=None, **own: Any
+):
     """The method on these clients."""
     clients = jaxfl.local_steps(
         steps, batch_size=batch_size, optimizer=optimizer or optax.sgd(STEP_SIZE), weighting=weighting
     )
+    own = {"own": clients, **own} if name == "ditto" else own
     return getattr(jaxfl, name)(TASK, clients=clients, num_active=active, uplink=uplink, **own)
 
 
@@ -57,6 +62,7 @@ METHODS = {
     "fed_nova": ("fed_nova", {"num_steps": OWN_STEPS}, {"weighting": "data"}),
     "fed_nova with momentum": ("fed_nova", {"num_steps": OWN_STEPS}, {"weighting": "data", "momentum": 0.8}),
     "fed_dyn": ("fed_dyn", {"proximal": 0.2}, {}),
+    "ditto": ("ditto", {"proximal": 0.7}, {"weighting": "data"}),
 }
 
 
@@ -75,12 +81,16 @@ def test_follows_the_papers_lines(case):
         sizes = np.array([SIZES[i] if weighting == "data" else 1.0 for i, _ in active])
         p = sizes / sizes.sum()
         step = {"num_clients": CLIENTS, "step": STEP_SIZE}
+        if name == "ditto":
+            step["own_batches"] = client_batches(draws.active.tolist(), np.asarray(draws.more[0].batch_indices), SIZES)
         x = getattr(servers, name)(x, active, gradient, state, p, **step, **options, **extra)
-        np.testing.assert_allclose(after.params, x, atol=1e-5 * np.linalg.norm(x))
+        np.testing.assert_allclose(after.params, x, atol=1e-5 * float(np.linalg.norm(x)))
+        if name == "ditto":
+            np.testing.assert_allclose(after.memory.params, state["own"], atol=1e-5 * float(np.linalg.norm(x)))
     assert np.linalg.norm(x - ours.states[0].params) > 0.1, "it must move for this test to mean something"
 
 
-SUMS = {  # the server's vector is the mean of the clients'
+SUMS: dict[str, Any] = {  # the server's vector is the mean of the clients'
     "scaffold": {"server_step_size": 1.0},
     "fed_dyn": {"proximal": 0.1},
 }
@@ -120,7 +130,7 @@ def test_fed_nova_moves_by_the_mean_of_constant_gradients(momentum):
     slope = jaxfl.from_functions(lambda key: jnp.zeros(DIM), lambda w, x, y: x @ w)
     clients = jaxfl.local_steps(STEPS, batch_size=99, optimizer=optax.sgd(STEP_SIZE, momentum), weighting="data")
     algorithm = jaxfl.fed_nova(slope, clients=clients, num_active=CLIENTS, num_steps=OWN_STEPS)
-    inputs, indices = np.float64(data().inputs), np.asarray(data().indices)
+    inputs, indices = np.asarray(data().inputs, np.float64), np.asarray(data().indices)
     p = np.array(SIZES) / sum(SIZES)
     b = np.array([inputs[row[:size]].mean(axis=0) for row, size in zip(indices, SIZES, strict=True)])
     tau = OWN_STEPS
@@ -144,7 +154,8 @@ def test_fed_prox_stays_where_the_loss_is_flat_and_reaches_the_proximal_optimum(
     first = start(alone, KEY, data())
     draws = jax.jit(alone.draw)(KEY, first, data())
     own = np.asarray(data().indices)[int(draws.active[0])][: SIZES[int(draws.active[0])]]
-    inputs, labels, x = np.float64(data().inputs)[own], np.float64(data().labels)[own], np.float64(first.params)
+    inputs, labels = (np.asarray(leaf, np.float64)[own] for leaf in (data().inputs, data().labels))
+    x = np.float64(first.params)
     hessian = 2 * inputs.T @ inputs / len(own) + 0.7 * np.eye(DIM)
     expected = np.linalg.solve(hessian, 2 * inputs.T @ labels / len(own) + 0.7 * x)
     np.testing.assert_allclose(jax.jit(alone.update)(first, data(), draws)[0].params, expected, rtol=1e-4, atol=1e-5)
@@ -186,11 +197,31 @@ def test_scaffold_and_fed_dyn_reach_the_optimum_of_the_uniform_mean():
     scales = np.repeat(1 / np.array(SIZES), SIZES)
     optimum = np.linalg.solve((inputs.T * scales) @ inputs, (inputs.T * scales) @ labels)
     distance = {}
-    for name, options in (("fed_avg", {}), ("scaffold", {}), ("fed_dyn", {"proximal": 0.5})):
+    cases: Any = (("fed_avg", {}), ("scaffold", {}), ("fed_dyn", {"proximal": 0.5}))
+    for name, options in cases:
         algorithm = learner(name, active=CLIENTS, steps=10, batch_size=99, **options)
         distance[name] = float(np.abs(run(algorithm, KEY, data(), 600)[0].params - optimum).max())
     assert distance["fed_avg"] > 1e-2
     assert max(distance["scaffold"], distance["fed_dyn"]) < 1e-4
+
+
+@pytest.mark.parametrize("task", [TASK, statistics_task(DIM)], ids=["plain", "statistics"])
+def test_dittos_common_model_is_that_of_fed_avg(task):
+    """Bit for bit over 1,000 rounds; without the term each client learns alone, on batches of its own."""
+    clients = jaxfl.local_steps(STEPS, batch_size=2, optimizer=optax.sgd(0.01))
+    options = {"clients": clients, "num_active": ACTIVE}
+    plain, _ = run(jaxfl.fed_avg(task, **options), KEY, data(), 1000)
+    ours, alone = (jaxfl.ditto(task, own=clients, proximal=mu, **options) for mu in (0.5, 0.0))
+    state, infos = run(ours, KEY, data(), 1000)
+    assert_same((plain.params, plain.model_state), (state.params, state.model_state))
+    assert (np.asarray(infos.own_loss).sum(axis=0) > 0).all()
+    assert ours.node_params(state) is not state.params
+    first = start(alone, KEY, data())
+    moved = first._replace(params=jax.tree.map(lambda leaf: leaf + 1, first.params))
+    kept = [run(alone, KEY, data(), 5, each)[0].memory.params for each in (first, moved)]
+    assert_same(*kept)
+    draws = jax.jit(alone.draw)(KEY, first, data())
+    assert (np.asarray(draws.steps.batch_indices) != np.asarray(draws.more[0].batch_indices)).any()
 
 
 @pytest.mark.parametrize(
@@ -216,10 +247,11 @@ def private_learner(name, *, updates=None, noise=None, clip_norm=None, **options
         STEPS, batch_size=2, optimizer=optax.sgd(STEP_SIZE), weighting="uniform", clip_norm=clip_norm, noise=noise
     )
     uplink = None if updates is None else jaxfl.uplink(updates=updates)
+    options |= {"own": clients} if name == "ditto" else {}
     return getattr(jaxfl, name)(TASK, clients=clients, num_active=ACTIVE, uplink=uplink, **options)
 
 
-@pytest.mark.parametrize("name", ["fed_adam", "fed_prox", "scaffold", "fed_nova", "fed_dyn"])
+@pytest.mark.parametrize("name", ["fed_adam", "fed_prox", "scaffold", "fed_nova", "fed_dyn", "ditto"])
 def test_private_rounds_release_what_those_of_fed_avg_do(name):
     """Local noise, and whole clients: the same statement, and corrections act on what was released."""
     options = next(own for method, own, _ in METHODS.values() if method == name)
@@ -228,7 +260,9 @@ def test_private_rounds_release_what_those_of_fed_avg_do(name):
         ours, plain = private_learner(name, **private, **options), private_learner("fed_avg", **private)
         mine, other = (jaxfl.privacy.releases_of(each, data()).each for each in (ours, plain))
         assert mine == other
-        assert np.isfinite(run(ours, KEY, data(), 5)[0].params).all()
+        state = run(ours, KEY, data(), 5)[0]
+        assert np.isfinite(state.params).all()
+        np.testing.assert_array_equal(ours.node_params(state), state.params[None])  # no model of a client
     if name == "fed_adam":
         return
     # Gradients are clipped to almost nothing: corrections are not, and a method's memory moves x by itself.
@@ -253,6 +287,18 @@ def test_only_rows_of_active_clients_are_read_and_written():
     assert np.isnan(other.memory[idle]).all()
     assert (np.asarray(clean.memory[draws.active]) != 0).all()
     assert not np.asarray(clean.memory[idle]).any()
+
+
+def test_rounds_copy_no_memory_of_idle_clients():
+    """Two of 200 are active: five rounds take the room of a few models beside the state, which they are given."""
+    many = uneven_data((5,) * 200)
+    clients = jaxfl.local_steps(3, batch_size=2, optimizer=optax.sgd(0.1), weighting="uniform")
+    algorithm = jaxfl.scaffold(small_task(hidden=2000), clients=clients, num_active=2)
+    state = jax.eval_shape(algorithm.init, KEY, many)
+    rounds = jax.jit(lambda s, d: jax.lax.scan(lambda s, _: (algorithm.round(KEY, s, d)[0], None), s, length=5)[0])
+    memory = jax.jit(rounds, donate_argnums=0).lower(state, many).compile().memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 12 * num_bytes(state.params) < 0.1 * num_bytes(state)
 
 
 def test_a_round_in_which_nothing_arrives_keeps_the_moments():

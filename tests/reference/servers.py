@@ -4,26 +4,42 @@ A problem is `gradient(client, y, batch) -> (d,)`. A round is a list of (client,
 and starts empty.
 """
 
+import functools
+
 import numpy as np
 
 
-def _state(state, x, num_clients, **at_start):
+def _state(state, **at_start):
     for name, value in at_start.items():
         state.setdefault(name, np.array(value, np.float64))
-    return state
 
 
 def fed_avgm(x, active, gradient, state, p, *, num_clients, step, server_step_size=1.0, server_momentum=0.9):
     """arXiv:1909.06335."""
-    _state(state, x, num_clients, v=np.zeros_like(x))
+    _state(state, v=np.zeros_like(x))
     delta = sum(p_i * (_sgd(x, i, batches, gradient, step) - x) for p_i, (i, batches) in zip(p, active, strict=True))
     state["v"] = server_momentum * state["v"] + delta
     return x + server_step_size * state["v"]
 
 
-def _adaptive(x, active, gradient, state, p, *, kind, step, server_step_size, beta_1, beta_2, tau, first_square):
+def _adaptive(
+    x,
+    active,
+    gradient,
+    state,
+    p,
+    *,
+    kind,
+    num_clients,
+    step,
+    beta_1,
+    server_step_size,
+    tau,
+    beta_2=0.99,
+    first_square=None,
+):
     """arXiv:2003.00295, Algorithm 2."""
-    _state(state, x, 0, m=np.zeros_like(x), v=np.full_like(x, tau**2 if first_square is None else first_square))
+    _state(state, m=np.zeros_like(x), v=np.full_like(x, tau**2 if first_square is None else first_square))
     delta = sum(p_i * (_sgd(x, i, batches, gradient, step) - x) for p_i, (i, batches) in zip(p, active, strict=True))
     state["m"] = beta_1 * state["m"] + (1 - beta_1) * delta
     v, square = state["v"], delta**2
@@ -36,28 +52,9 @@ def _adaptive(x, active, gradient, state, p, *, kind, step, server_step_size, be
     return x + server_step_size * state["m"] / (np.sqrt(state["v"]) + tau)
 
 
-def fed_adagrad(x, active, gradient, state, p, *, num_clients, step, server_step_size=0.1, tau=1e-3, **options):
-    """beta_1 = 0 by default."""
-    numbers = {"beta_1": 0.0, "beta_2": 0.0, "first_square": None, **options}
-    return _adaptive(
-        x, active, gradient, state, p, kind="adagrad", step=step, server_step_size=server_step_size, tau=tau, **numbers
-    )
-
-
-def fed_adam(x, active, gradient, state, p, *, num_clients, step, server_step_size=0.1, tau=1e-3, **options):
-    """Without corrections of the moments."""
-    numbers = {"beta_1": 0.9, "beta_2": 0.99, "first_square": None, **options}
-    return _adaptive(
-        x, active, gradient, state, p, kind="adam", step=step, server_step_size=server_step_size, tau=tau, **numbers
-    )
-
-
-def fed_yogi(x, active, gradient, state, p, *, num_clients, step, server_step_size=0.1, tau=1e-3, **options):
-    """As `fed_adam`, with another v."""
-    numbers = {"beta_1": 0.9, "beta_2": 0.99, "first_square": None, **options}
-    return _adaptive(
-        x, active, gradient, state, p, kind="yogi", step=step, server_step_size=server_step_size, tau=tau, **numbers
-    )
+fed_adagrad = functools.partial(_adaptive, kind="adagrad", beta_1=0.0)
+fed_adam = functools.partial(_adaptive, kind="adam", beta_1=0.9)
+fed_yogi = functools.partial(_adaptive, kind="yogi", beta_1=0.9)
 
 
 def _sgd(x, client, batches, gradient, step, change=lambda g, y: g):
@@ -76,7 +73,7 @@ def fed_prox(x, active, gradient, state, p, *, num_clients, step, proximal):
 
 def scaffold(x, active, gradient, state, p, *, num_clients, step, server_step_size=1.0):
     """arXiv:1910.06378, Algorithm 1 with option II; both vectors are sent, as there."""
-    _state(state, x, num_clients, c=np.zeros_like(x), own=np.zeros((num_clients, len(x))))
+    _state(state, c=np.zeros_like(x), own=np.zeros((num_clients, len(x))))
     c, changes, turns = state["c"].copy(), [], []
     for i, batches in active:
         own = state["own"][i].copy()
@@ -104,7 +101,7 @@ def fed_nova(x, active, gradient, state, p, *, num_clients, step, num_steps, mom
 
 def fed_dyn(x, active, gradient, state, p, *, num_clients, step, proximal):
     """arXiv:2111.04263, Algorithm 1, with the parentheses of the sum in h."""
-    _state(state, x, num_clients, h=np.zeros_like(x), q=np.zeros((num_clients, len(x))))
+    _state(state, h=np.zeros_like(x), q=np.zeros((num_clients, len(x))))
     models = []
     for i, batches in active:
         q = state["q"][i].copy()
@@ -113,3 +110,15 @@ def fed_dyn(x, active, gradient, state, p, *, num_clients, step, proximal):
         models.append(y)
     state["h"] = state["h"] - proximal / num_clients * sum(y - x for y in models)
     return np.mean(models, axis=0) - state["h"] / proximal
+
+
+def ditto(x, active, gradient, state, p, *, num_clients, step, proximal, own_batches):
+    """arXiv:2012.04221, Algorithm 1; the own models come first here, which changes nothing."""
+    _state(state, own=np.tile(x, (num_clients, 1)))
+    for i, batches in own_batches:
+        v = state["own"][i].copy()
+        for batch in batches:
+            v = v - step * (gradient(i, v, batch) + proximal * (v - x))
+        state["own"][i] = v
+    models = [_sgd(x, i, batches, gradient, step) for i, batches in active]
+    return sum(p_i * y for p_i, y in zip(p, models, strict=True))

@@ -355,7 +355,8 @@ def local_steps(
         return counts
 
     def weigh(data, active):
-        return data.sizes[active].astype(jnp.float32) if weighting == "data" else jnp.ones(len(active), jnp.float32)
+        sizes = data.sizes[active]
+        return (sizes if weighting == "data" else jnp.ones_like(sizes)).astype(jnp.float32)
 
     return LocalSteps(
         max_steps=max_steps,

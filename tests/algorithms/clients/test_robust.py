@@ -1,6 +1,7 @@
 """Robust means and attacks: values by hand, what attackers cannot do, and rounds that are void."""
 
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +66,7 @@ def by_the_papers(name, rows):
 @pytest.mark.parametrize("name", MEANS)
 @pytest.mark.parametrize("arrived", [ALL, SOME], ids=["all", "some"])
 def test_follows_the_papers_lines(name, arrived):
-    expected = by_the_papers(name, np.float64(UPDATES)[arrived])
+    expected = by_the_papers(name, UPDATES.astype(np.float64)[arrived])
     np.testing.assert_allclose(combined(MEANS[name], UPDATES, arrived), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -189,6 +190,20 @@ def test_the_published_deviation_of_alie():
     rows = np.concatenate([np.zeros((24, 1)), np.array([[-1.0], [1.0]] * 13)]).astype(np.float32)
     sent = attack.act(jnp.asarray(rows), jnp.arange(50) >= 24, None)
     np.testing.assert_allclose(sent, -1.426, atol=1e-3)
+
+
+def test_noise_of_local_steps_keeps_its_statement_and_shared_noise_is_refused():
+    options: Any = {"batch_size": 3, "optimizer": optax.sgd(0.05), "weighting": "uniform", "clip_norm": 1.0}
+    ways = [None, jaxfl.uplink(aggregate=coordinate_median())]
+
+    def learners(noise):
+        clients = jaxfl.local_steps(2, noise=noise, **options)
+        return [jaxfl.fed_avg(linear_task(), clients=clients, num_active=NODES, uplink=way) for way in ways]
+
+    plain, robust = (jaxfl.privacy.releases_of(each, DATA).each for each in learners(jaxfl.gaussian(0.3)))
+    assert plain == robust
+    with pytest.raises(ArgumentError, match="noise: must be noise of a node's own here: a robust mean"):
+        learners(jaxfl.shared_gaussian(0.3, key_graph=jaxfl.privacy.key_graph("ring", NODES), ratio=1.0))
 
 
 def test_refusals():

@@ -30,19 +30,7 @@ from jaxfl.algorithms.exchange import exchange, keeps_sum, message_bits, plus_se
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import PLAIN, RoundingKeys, RoundingValues
-from jaxfl.core import (
-    Algorithm,
-    ArgumentError,
-    Array,
-    Key,
-    Purpose,
-    PyTree,
-    Task,
-    algorithm,
-    check,
-    purpose_key,
-    stream_key,
-)
+from jaxfl.core import Algorithm, ArgumentError, Array, Key, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round
 from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import evaluated
@@ -158,11 +146,12 @@ def by_rule(
         return State(params=params, memory=memory, gradient=estimator_state, round_index=jnp.int32(0))
 
     def draw(key, state, data):
-        k, keys = state.round_index, [key, *(stream_key(key, e) for e in range(1, rule.num_exchanges))]
+        k, count = state.round_index, rule.num_exchanges
+        places = [k * count + e for e in range(count)]  # keys of each exchange
         return Draws(
             gradient=estimator.draw_for(task, key, k, data),
             noise=noise.draw(purpose_key(key, Purpose.NOISE, k), state.params),
-            links=tuple((way.draw(one, k), links.draw_rounding(one, k, num_nodes)) for one in keys),
+            links=tuple((way.draw(key, place), links.draw_rounding(key, place, num_nodes)) for place in places),
             rule=rule.draw(key, k, state.params),
         )
 

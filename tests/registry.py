@@ -17,12 +17,13 @@ from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd
 from jaxfl.algorithms.a_dp2_sgd import released_gradients as released_by_a_dp2_sgd
 from jaxfl.algorithms.ab import ab
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
+from jaxfl.algorithms.choco_sgd import choco_sgd
 from jaxfl.algorithms.clients.bound_constants import published_constants
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
 from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
-from jaxfl.algorithms.exact_diffusion import exact_diffusion, extra, nids
+from jaxfl.algorithms.exact_diffusion import exact_diffusion, extra, nids, prox_skip
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.momentum_gossip import d_sgdm, qg_dsgdm
@@ -33,6 +34,7 @@ from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking, diging, gt_saga
 from jaxfl.algorithms.width_reduction import width_reduction
+from jaxfl.channel.compress import top_k
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, PyTree
 from jaxfl.gradients import saga
@@ -94,6 +96,23 @@ def _exact(make_task: MakeTask) -> Example:
     refused = [one_way, *examples.not_doubly_stochastic_refused(), *examples.directed_refused()]
     graph = graphs.star(examples.NODES, weights="metropolis")
     return examples.exchange(make_task, graph, refused, over=examples.over_symmetric_links)
+
+
+def _prox_skip(make_task: MakeTask) -> Example:
+    example, name = _exact(make_task), "exchange_probability"
+    refused = [*example.refused, ({name: 0.0}, f"{name}: must be positive"), ({name: 1.5}, f"{name}: must lie in")]
+    return example._replace(topology=example.topology | {name: 0.6}, refused=refused)
+
+
+def _choco_sgd(make_task: MakeTask) -> Example:
+    refused = [*examples.not_doubly_stochastic_refused(), *examples.directed_refused()]
+    refused += [({"consensus_step": 0.0}, "consensus_step: must be positive"), ({"order": "x"}, "order: must be one")]
+    graph = graphs.star(examples.NODES, weights="metropolis")
+    options = {"compressor": top_k(0.3), "consensus_step": 0.5}
+    plain = {"compressor": top_k(1.0), "consensus_step": 1.0}
+    of_all = {nodes: {"graph": graphs.complete(nodes), **plain} for nodes in examples.ALL}
+    topology = {"graph": graph, **options}
+    return examples.exchange(make_task, graph, refused, topology=topology, centralized=of_all)
 
 
 def _tracked(make_task: MakeTask) -> Example:
@@ -268,6 +287,10 @@ REGISTRY: dict[str, Row] = {
     "exact_diffusion": Row(exact_diffusion, _exact, **_GOSSIP, stateful_gradient=True),
     "extra": Row(extra, _exact, **_GOSSIP, stateful_gradient=True),
     "nids": Row(nids, _exact, **_GOSSIP, stateful_gradient=True),
+    "prox_skip": Row(prox_skip, _prox_skip, **_GOSSIP, stateful_gradient=True),
+    "choco_sgd": Row(
+        choco_sgd, _choco_sgd, sends="a compressed difference", noise_draws=("noise",), stateful_gradient=True
+    ),
     "diging": Row(diging, _tracked, **_TRACKING, stateful_gradient=True),
     "atc_tracking": Row(atc_tracking, _tracked, **_TRACKING, stateful_gradient=True),
     "gt_saga": Row(gt_saga, _tracked, **_TRACKING, stateful_gradient=True),

@@ -183,9 +183,12 @@ def prox_skip(
     check.probability(exchange_probability=exchange_probability)
 
     def toss(key, k, params):
-        return jax.random.bernoulli(purpose_key(key, Purpose.PARTICIPATION, k), exchange_probability)
+        return jax.random.uniform(purpose_key(key, Purpose.PARTICIPATION, k), dtype=jnp.float32)
 
-    rule = _diffusion("ProxSkip", 0.5, lambda this: this.draws, exchange_probability)._replace(draw=toss)
+    def sends(this):
+        return this.draws < jnp.asarray(exchange_probability, jnp.float32)
+
+    rule = _diffusion("ProxSkip", 0.5, sends, exchange_probability)._replace(draw=toss)
     return by_rule(rule, task, graph, step_size, gradient, noise, links, num_mixings)
 
 

@@ -101,10 +101,10 @@ def kept(values, scores, count):
 
 
 def prox_skip(x, W, g, gamma, rounds, probability, drawn):
-    """Algorithm 5 of arXiv:2202.09357 with V = (I + W) / 2; a round draws the coin."""
+    """Algorithm 5 of arXiv:2202.09357 with V = (I + W) / 2; a round draws a number on [0, 1)."""
     V, h = (np.eye(len(x)) + W(0)) / 2, np.zeros_like(x)
     for k in range(rounds):
         z = x - gamma * (g(k, x) - h)
-        x = V @ z if drawn(k) else z
+        x = V @ z if drawn(k) < probability else z
         h = h + probability / gamma * (x - z)
     return x

@@ -15,7 +15,7 @@ from reference.runs import assert_same, by_node, each, entries, flat, one_by_one
 
 import jaxfl
 from jaxfl import graphs, privacy
-from jaxfl.channel import rand_k, top_k
+from jaxfl.channel import rand_k, top_k, uniform_quantizer
 
 KEY, ROUNDS, MANY, STEP_SIZE, BATCH = jax.random.key(11), 40, 1000, 0.2, 2
 RING = graphs.from_matrix(0.4 * np.eye(16) + 0.6 * graphs.ring(16).mixing_matrix(0))  # eigenvalues above -1/3
@@ -147,6 +147,7 @@ CASES |= {
     "choco_sgd, rand-k and iclr": Case("choco_sgd", AT_RANDOM, at_random, mean_moves_by("g"), draws=True),
     "prox_skip": Case("prox_skip", coin, skips, sum_is_zero, draws=True),
 }
+LOSSY = {"links": jaxfl.links(0.7, uniform_quantizer(2.0**-10), symmetric=True)}
 of_cases = pytest.mark.parametrize("case", CASES)
 
 
@@ -174,13 +175,16 @@ def test_follows_the_papers_lines(case):
     assert error < 1e-5
 
 
-@of_cases
-def test_the_invariant_holds_over_1000_rounds(case):
-    """In float32, 16 nodes with uneven data and random batches; relative to the largest |value| of x."""
+@pytest.mark.parametrize(
+    ("case", "over"), [(case, {}) for case in CASES] + [(case, LOSSY) for case in ("qg_dsgdm", "d2", "nids", "aug_dgm")]
+)
+def test_the_invariant_holds_over_1000_rounds(case, over):
+    """In float32, 16 nodes with uneven data and random batches; relative to the largest |value| of x. Also over links
+    that round, and that lose messages of two nodes together."""
     c = CASES[case]
     data = uneven_data(sizes=tuple(4 + i % 5 for i in range(16)), classes=5)
     task, estimator = linear_task(), jaxfl.mini_batch(BATCH)
-    arguments = c.arguments | {"graph": RING, "step_size": INVARIANT_STEP, "gradient": estimator}
+    arguments = c.arguments | over | {"graph": RING, "step_size": INVARIANT_STEP, "gradient": estimator}
     learner = problem(c.name).row.constructor(task, **arguments)
 
     @jax.jit
@@ -280,3 +284,15 @@ def test_d2_on_a_complete_graph_is_gradient_descent_on_the_mean():
     pooled = data._replace(indices=data.indices.reshape(1, -1), sizes=np.array([32], np.int32))
     (actual, _), (expected, _) = run(ours, KEY, data, 20), run(alone, KEY, pooled, 20)
     np.testing.assert_allclose(by_node(actual.params), np.tile(by_node(expected.params), (4, 1)), rtol=1e-5, atol=1e-6)
+
+
+def test_gt_saga_reaches_the_minimum_with_one_sample_a_round():
+    data = uneven_data(sizes=(8,) * 8, features=3, classes=5)
+    task = jaxfl.from_functions(lambda key: jnp.ones(3), lambda w, x, y: (x @ w - y.astype(x.dtype)) ** 2 / 2)
+    minimum, errors = np.linalg.lstsq(data.inputs, np.float64(data.labels))[0], {}
+    for name, gradient in (("table", None), ("none", jaxfl.mini_batch())):
+        learner = jaxfl.gt_saga(task, graph=graphs.complete(8), step_size=0.05, gradient=gradient)
+        errors[name] = np.abs(by_node(run(learner, KEY, data, 2000)[0].params) - minimum).max()
+    print("one sample a round", errors)
+    assert errors["table"] < 1e-5
+    assert errors["none"] > 1e-2

@@ -105,21 +105,10 @@ def by_rule(
     links: Links | None,
     num_mixings: int = 1,
 ) -> Algorithm:
-    """Make a method over a graph from its rule.
+    """Make a method over a graph from its rule; the arguments and what is refused are those of `d_sgdm`.
 
-    Args:
-        rule: the method.
-        task: the learning task.
-        graph: a doubly stochastic mixing matrix or a periodic sequence of them, strongly connected over its period;
-            where `one_matrix` says so, one symmetric matrix.
-        step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
-        gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
-        noise: added to every node's gradient in every round; None adds nothing.
-        links: `jaxfl.links(...)`, over which messages travel; None loses and rounds nothing.
-        num_mixings: M, exchanges in place of each one of the method; those behind the first send 32 bits a number.
-
-    Raises:
-        ArgumentError: a graph or links that do not qualify, a step size out of range, or noise of another size.
+    Where `one_matrix` says so, the graph must be one symmetric matrix. `num_mixings` exchanges take the place of each
+    one of the method; those behind the first send 32 bits a number.
     """
     check.scalar(step_size=step_size)
     check.positive(step_size=step_size)

@@ -12,8 +12,8 @@ the mixed radix. Other numbers are n = sum_l a_l (k+1)^{p_l}, p_1 > p_2 > ..., 1
        |V_l| / (a_l sum_{l' >= l} |V_l'|).
     3. After its turn each subset of V_l runs its hyper-hypercube.
 
-For n = q m, q without a prime factor above k + 1, m such sequences side by side and a hyper-hypercube of q across are a
-sequence, too; the shorter one is taken.
+For n = q m, q without a prime factor above k + 1, such a sequence of m in each of q groups and a hyper-hypercube across
+them do it, too. The shorter one is taken.
 
 Differences from the paper: nodes that wait keep their values (the authors' code mixes some of them, with the same
 product).

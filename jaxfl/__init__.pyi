@@ -13,6 +13,7 @@ from jaxfl.algorithms import a_dp2_sgd as a_dp2_sgd
 from jaxfl.algorithms import ab as ab
 from jaxfl.algorithms import ali_dpfl as ali_dpfl
 from jaxfl.algorithms import atc_tracking as atc_tracking
+from jaxfl.algorithms import choco_sgd as choco_sgd
 from jaxfl.algorithms import client_sgd as client_sgd
 from jaxfl.algorithms import d_psgd as d_psgd
 from jaxfl.algorithms import d_sgdm as d_sgdm
@@ -43,6 +44,7 @@ from jaxfl.algorithms import partial_averaging as partial_averaging
 from jaxfl.algorithms import perturbed_gossip as perturbed_gossip
 from jaxfl.algorithms import private_constants as private_constants
 from jaxfl.algorithms import private_updates as private_updates
+from jaxfl.algorithms import prox_skip as prox_skip
 from jaxfl.algorithms import published_constants as published_constants
 from jaxfl.algorithms import push_sum as push_sum
 from jaxfl.algorithms import qg_dsgdm as qg_dsgdm

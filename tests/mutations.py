@@ -163,6 +163,16 @@ jaxfl/data/imdb.py: if member.size > _MAX_REVIEW: => if False:
 jaxfl/algorithms/push_sum.py: scale(1.0 / state.push_sum_weight, => scale(state.push_sum_weight,
 [tests/algorithms/test_references.py -k d_psgd]
 jaxfl/algorithms/d_psgd.py: step(mixture, direction) => step(state.params, direction)
+[tests/algorithms/test_over_graphs.py -k 'invariant and d2']
+jaxfl/algorithms/gossip_rule.py: around_zero = _less_mean(messages) => around_zero = messages
+[tests/algorithms/test_over_graphs.py -k 'papers_lines and (qg or extra or diging)']
+jaxfl/algorithms/momentum_gossip.py: mu * q + (1 - mu) => mu * q + (1 - beta)
+jaxfl/algorithms/exact_diffusion.py: s + 0.5 * d => s + d
+jaxfl/algorithms/tracking_over_graphs.py: y + (new - old) => y + new
+[tests/graphs/test_base_graph.py]
+jaxfl/graphs/base_graph.py: own / (len(part) * (own + len(later))) => own / (own + len(later))
+[tests/channel/test_compress.py]
+jaxfl/channel/compress.py: jnp.abs(flat) => flat
 [tests/algorithms/test_references.py -k a_dp2]
 jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]

@@ -18,13 +18,14 @@ from jaxfl.algorithms.a_dp2_sgd import released_gradients as released_by_a_dp2_s
 from jaxfl.algorithms.ab import ab
 from jaxfl.algorithms.adaptive_servers import fed_adagrad, fed_adam, fed_avgm, fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
+from jaxfl.algorithms.choco_sgd import choco_sgd
 from jaxfl.algorithms.clients.bound_constants import published_constants
 from jaxfl.algorithms.corrected_steps import ditto, fed_dyn, fed_prox, scaffold
 from jaxfl.algorithms.d_psgd import d_psgd, dp2_sgd
 from jaxfl.algorithms.d_psgd import released_gradients as released_by_d_psgd
 from jaxfl.algorithms.dzofl import dzofl
 from jaxfl.algorithms.embracing import embracing
-from jaxfl.algorithms.exact_diffusion import exact_diffusion, extra, nids
+from jaxfl.algorithms.exact_diffusion import exact_diffusion, extra, nids, prox_skip
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.fed_nova import fed_nova
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
@@ -36,6 +37,7 @@ from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking, diging, gt_saga
 from jaxfl.algorithms.width_reduction import width_reduction
+from jaxfl.channel.compress import rand_k
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, PyTree
 from jaxfl.gradients import saga
@@ -97,6 +99,24 @@ def _exact(make_task: MakeTask) -> Example:
     refused = [one_way, *examples.not_doubly_stochastic_refused(), *examples.directed_refused()]
     graph = graphs.star(examples.NODES, weights="metropolis")
     return examples.exchange(make_task, graph, refused, over=examples.over_symmetric_links)
+
+
+def _prox_skip(make_task: MakeTask) -> Example:
+    example, name = _exact(make_task), "exchange_probability"
+    refused = [*example.refused, ({name: 0.0}, f"{name}: must be positive"), ({name: 1.5}, f"{name}: must lie in")]
+    return example._replace(topology=example.topology | {name: 0.6}, refused=refused)
+
+
+def _choco_sgd(make_task: MakeTask) -> Example:
+    refused = [*examples.not_doubly_stochastic_refused(), *examples.directed_refused()]
+    refused += [({"consensus_step": 0.0}, "consensus_step: must be positive"), ({"order": "x"}, "order: must be one")]
+    graph = graphs.star(examples.NODES, weights="metropolis")
+    options = {"compressor": rand_k(0.3), "consensus_step": 0.5}  # top-k has no derivative where places change
+    plain = {"compressor": rand_k(1.0), "consensus_step": 1.0}
+    of_all = {nodes: {"graph": graphs.complete(nodes), **plain} for nodes in examples.ALL}
+    changes = {"topology": {"graph": graph, **options}, "centralized": of_all}
+    # Rounds of one draw would send the same places for ever; test_over_graphs.py follows the sum over 1,000 rounds.
+    return examples.exchange(make_task, graph, refused, **changes, conserved=None)
 
 
 def _tracked(make_task: MakeTask) -> Example:
@@ -327,6 +347,10 @@ REGISTRY: dict[str, Row] = {
     "exact_diffusion": Row(exact_diffusion, _exact, **_GOSSIP, stateful_gradient=True),
     "extra": Row(extra, _exact, **_GOSSIP, stateful_gradient=True),
     "nids": Row(nids, _exact, **_GOSSIP, stateful_gradient=True),
+    "prox_skip": Row(prox_skip, _prox_skip, **_GOSSIP, stateful_gradient=True),
+    "choco_sgd": Row(
+        choco_sgd, _choco_sgd, sends="a compressed difference", noise_draws=("noise",), stateful_gradient=True
+    ),
     "diging": Row(diging, _tracked, **_TRACKING, stateful_gradient=True),
     "atc_tracking": Row(atc_tracking, _tracked, **_TRACKING, stateful_gradient=True),
     "gt_saga": Row(gt_saga, _tracked, **_TRACKING, stateful_gradient=True),

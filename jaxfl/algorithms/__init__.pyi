@@ -5,6 +5,7 @@ from jaxfl.algorithms.adaptive_servers import fed_adam as fed_adam
 from jaxfl.algorithms.adaptive_servers import fed_avgm as fed_avgm
 from jaxfl.algorithms.adaptive_servers import fed_yogi as fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl as ali_dpfl
+from jaxfl.algorithms.choco_sgd import choco_sgd as choco_sgd
 from jaxfl.algorithms.clients.blocks import first_half as first_half
 from jaxfl.algorithms.clients.blocks import output_side as output_side
 from jaxfl.algorithms.clients.bound_constants import private_constants as private_constants
@@ -36,6 +37,7 @@ from jaxfl.algorithms.embracing import embracing_fl as embracing_fl
 from jaxfl.algorithms.exact_diffusion import exact_diffusion as exact_diffusion
 from jaxfl.algorithms.exact_diffusion import extra as extra
 from jaxfl.algorithms.exact_diffusion import nids as nids
+from jaxfl.algorithms.exact_diffusion import prox_skip as prox_skip
 from jaxfl.algorithms.export import register_for_export as register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg as fed_avg
 from jaxfl.algorithms.fed_nova import fed_nova as fed_nova

@@ -1,17 +1,19 @@
-"""Exact methods over one symmetric matrix: exact diffusion and D2, EXTRA, NIDS, each with a dual that sums to 0.
+"""Exact methods over one symmetric matrix: exact diffusion, D2, EXTRA, NIDS, ProxSkip; duals sum to 0.
 
-    exact_diffusion, nids:   z = x - gamma g - s,   d = share (z - W z),   s <- s + d,       x <- z - d
-    extra:                   d = x - W x,   x <- x - d - gamma g - s,      s <- s + d / 2
+    exact_diffusion, ...:   z = x - gamma g - s,   d = share (z - W z),   s <- s + d,       x <- z - d
+    extra:                  d = x - W x,   x <- x - d - gamma g - s,      s <- s + d / 2
 
-s_i starts at 0, and lies in `State.memory["dual"]`. In textbook form the first line is x^1 = V (x^0 - gamma g^0), and
-x^{k+1} = V (2 x^k - x^{k-1} - gamma g^k + gamma g^{k-1}), with V = I - share (I - W). In float32 its roundings move the
-mean of the nodes for ever. Here x and s move by the same d, made of differences (`gossip_rule`), and the error stays.
+`prox_skip` has s <- s + p d, and d = 0 in rounds that send nothing; its paper's h is -s / gamma. s_i starts at 0, and
+lies in `State.memory["dual"]`. In textbook form the first line is x^1 = V (x^0 - gamma g^0), and x^{k+1} = V (2 x^k -
+x^{k-1} - gamma g^k + gamma g^{k-1}), with V = I - share (I - W). In float32 its roundings move the mean of the nodes
+for ever. Here x and s move by the same d, made of differences (`gossip_rule`), and the error stays.
 
 | method | V | first round | source |
 |---|---|---|---|
 | `exact_diffusion`, "ed" | (I + W) / 2 | as all | Yuan, Ying, Zhao, Sayed, TSP 2019, arXiv:1702.05122 |
 | `exact_diffusion`, "d2" | W | as all | Tang, Lian, Yan, Zhang, Liu, ICML 2018, arXiv:1803.07068, Algorithm 1 |
 | `nids` | (I + W) / 2 | x^1 = x^0 - gamma g^0 | Li, Shi, Yan, TSP 2019, arXiv:1704.07807, c = 1 / (2 gamma), no r |
+| `prox_skip` | (I + W) / 2, with probability p | as all | Mishchenko et al., ICML 2022, arXiv:2202.09357, Algorithm 5 |
 | `extra` | | x^1 = W x^0 - gamma g^0 | Shi, Ling, Wu, Yin, SIAM J. Optim. 25(2), 2015, arXiv:1404.6264 |
 
 Differences from the papers: gradients may be of batches and noisy; links with symmetric losses; more than one exchange
@@ -23,6 +25,7 @@ Does not claim: a privacy guarantee. The noise has the scale that the caller pas
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +33,7 @@ import numpy as np
 
 from jaxfl.algorithms.gossip_rule import Rule, by_rule, moved, zeros
 from jaxfl.channel import Links
-from jaxfl.core import Algorithm, ArgumentError, Array, Task, check
+from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, Task, check, purpose_key
 from jaxfl.core.algorithm import constructor
 from jaxfl.core.tree import descend, scale
 from jaxfl.gradients import GradientEstimator
@@ -153,12 +156,48 @@ def extra(
     return by_rule(rule, task, graph, step_size, gradient, noise, links, num_mixings)
 
 
-def _diffusion(label: str, share: float, sends: Callable | None = None) -> Rule:
-    """The rule of exact diffusion, D2 and NIDS."""
+@constructor
+def prox_skip(
+    task: Task,
+    *,
+    graph: Graph,
+    step_size: float | Array | Callable[[Array], Array],
+    exchange_probability: float | Array,
+    gradient: GradientEstimator | None = None,
+    noise: NoiseMechanism | None = None,
+    links: Links | None = None,
+    num_mixings: int = 1,
+) -> Algorithm:
+    """ProxSkip over a graph: exact diffusion that sends in a random share of its rounds.
+
+    Args:
+        task, graph, step_size, gradient, noise, links, num_mixings: as for `exact_diffusion`. A noisy gradient is
+            released in every round, sent or not.
+        exchange_probability: p, in (0, 1], of one coin for all nodes; may be traced. About 1 / sqrt(L / mu) is best.
+
+    Guarantees:
+        - those of `exact_diffusion`; with p = 1 it gives its rounds.
+    """
+    check.scalar(exchange_probability=exchange_probability)
+    check.positive(exchange_probability=exchange_probability)
+    check.probability(exchange_probability=exchange_probability)
+
+    def toss(key, k, params):
+        return jax.random.uniform(purpose_key(key, Purpose.PARTICIPATION, k), dtype=jnp.float32)
+
+    def sends(this):
+        return this.draws < jnp.asarray(exchange_probability, jnp.float32)
+
+    rule = _diffusion("ProxSkip", 0.5, sends, exchange_probability)._replace(draw=toss)
+    return by_rule(rule, task, graph, step_size, gradient, noise, links, num_mixings)
+
+
+def _diffusion(label: str, share: float, sends: Callable = lambda this: None, dual_step: Any = 1.0) -> Rule:
+    """The rule of exact diffusion, D2, NIDS and ProxSkip."""
 
     def step(x, memory, g, this):
         z = moved(descend(x, this.step_size, g), memory["dual"])
-        d = scale(jnp.float32(share), this.apart(z, sends=None if sends is None else sends(this)))
-        return moved(z, d), {"dual": jax.tree.map(jnp.add, memory["dual"], d)}
+        d = scale(jnp.float32(share), this.apart(z, sends=sends(this)))
+        return moved(z, d), {"dual": jax.tree.map(jnp.add, memory["dual"], scale(dual_step, d))}
 
     return Rule(label, lambda x: {"dual": zeros(x)}, step, one_matrix=True, needs_sum=_ZERO_SUM)

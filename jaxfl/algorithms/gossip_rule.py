@@ -30,19 +30,7 @@ from jaxfl.algorithms.exchange import exchange, keeps_sum, message_bits, plus_se
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import PLAIN, RoundingKeys, RoundingValues
-from jaxfl.core import (
-    Algorithm,
-    ArgumentError,
-    Array,
-    Key,
-    Purpose,
-    PyTree,
-    Task,
-    algorithm,
-    check,
-    purpose_key,
-    stream_key,
-)
+from jaxfl.core import Algorithm, ArgumentError, Array, Key, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round
 from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import evaluated
@@ -117,21 +105,10 @@ def by_rule(
     links: Links | None,
     num_mixings: int = 1,
 ) -> Algorithm:
-    """Make a method over a graph from its rule.
+    """Make a method over a graph from its rule; the arguments and what is refused are those of `d_sgdm`.
 
-    Args:
-        rule: the method.
-        task: the learning task.
-        graph: a doubly stochastic mixing matrix or a periodic sequence of them, strongly connected over its period;
-            where `one_matrix` says so, one symmetric matrix.
-        step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
-        gradient: how each node estimates its gradient; default `mini_batch()`, one uniform sample.
-        noise: added to every node's gradient in every round; None adds nothing.
-        links: `jaxfl.links(...)`, over which messages travel; None loses and rounds nothing.
-        num_mixings: M, exchanges in place of each one of the method; those behind the first send 32 bits a number.
-
-    Raises:
-        ArgumentError: a graph or links that do not qualify, a step size out of range, or noise of another size.
+    Where `one_matrix` says so, the graph must be one symmetric matrix. `num_mixings` exchanges take the place of each
+    one of the method; those behind the first send 32 bits a number.
     """
     check.scalar(step_size=step_size)
     check.positive(step_size=step_size)
@@ -158,11 +135,12 @@ def by_rule(
         return State(params=params, memory=memory, gradient=estimator_state, round_index=jnp.int32(0))
 
     def draw(key, state, data):
-        k, keys = state.round_index, [key, *(stream_key(key, e) for e in range(1, rule.num_exchanges))]
+        k, count = state.round_index, rule.num_exchanges
+        places = [k * count + e for e in range(count)]  # keys of each exchange
         return Draws(
             gradient=estimator.draw_for(task, key, k, data),
             noise=noise.draw(purpose_key(key, Purpose.NOISE, k), state.params),
-            links=tuple((way.draw(one, k), links.draw_rounding(one, k, num_nodes)) for one in keys),
+            links=tuple((way.draw(key, place), links.draw_rounding(key, place, num_nodes)) for place in places),
             rule=rule.draw(key, k, state.params),
         )
 

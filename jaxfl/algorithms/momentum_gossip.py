@@ -55,12 +55,15 @@ def d_sgdm(
     """Decentralised SGD with momentum, mixed after the step.
 
     Args:
-        task, step_size: as for `d_psgd`.
-        graph: a doubly stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.
+        task, graph: as for `d_psgd`.
+        step_size: gamma: a number, a traced scalar, or a schedule of the round index (any optax schedule).
         momentum: beta, at least 0; may be traced. With 0 it is D-PSGD that mixes after the step.
         mixes_momentum: whether m is averaged with the neighbors', too, as in the paper: twice the bits. Static.
         gradient, noise: as for `d_psgd`. Epsilon is that of one noisy gradient a round.
         links, num_mixings: as for `d_psgd`; losses that are not symmetric move the mean.
+
+    Raises:
+        ArgumentError: a graph or links that do not qualify, a number out of range, or noise of another size.
 
     Guarantees:
         - the mean of the nodes moves by minus step_size times the mean momentum.
@@ -113,16 +116,6 @@ def qg_dsgdm(
 
     Guarantees:
         - the mean of q becomes mu times itself plus 1 - mu times the mean of m.
-
-    Examples:
-        >>> import jax, jax.numpy as jnp, numpy as np, jaxfl
-        >>> task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
-        >>> data = jaxfl.federate(np.ones((2, 2), "float32"), np.ones(2, "float32"), [[0], [1]])
-        >>> learner = jaxfl.qg_dsgdm(task, graph=jaxfl.graphs.complete(2), step_size=0.1, memory_decay=0.5)
-        >>> key = jax.random.key(0)
-        >>> state, info = jax.jit(learner.round)(key, learner.init(key, data), data)
-        >>> state.memory["momentum"].tolist()  # half of the gradient
-        [[-1.0, -1.0], [-1.0, -1.0]]
     """
     decay = momentum if memory_decay is None else memory_decay
     check.scalar(momentum=momentum, memory_decay=decay)

@@ -1,3 +1,6 @@
+from jaxfl.channel.compress import Compressor as Compressor
+from jaxfl.channel.compress import rand_k as rand_k
+from jaxfl.channel.compress import top_k as top_k
 from jaxfl.channel.cost import BILSTM_COUNTED as BILSTM_COUNTED
 from jaxfl.channel.cost import DZOFL_COUNTED as DZOFL_COUNTED
 from jaxfl.channel.cost import Counts as Counts

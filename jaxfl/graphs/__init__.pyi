@@ -1,3 +1,4 @@
+from jaxfl.graphs.base_graph import base as base
 from jaxfl.graphs.files import read_graph as read_graph
 from jaxfl.graphs.graph import Graph as Graph
 from jaxfl.graphs.isolated import isolated as isolated

@@ -15,6 +15,7 @@ from reference.runs import assert_same, by_node, each, entries, flat, one_by_one
 
 import jaxfl
 from jaxfl import graphs, privacy
+from jaxfl.channel import rand_k, top_k, uniform_quantizer
 
 KEY, ROUNDS, MANY, STEP_SIZE, BATCH = jax.random.key(11), 40, 1000, 0.2, 2
 RING = graphs.from_matrix(0.4 * np.eye(16) + 0.6 * graphs.ring(16).mixing_matrix(0))  # eigenvalues above -1/3
@@ -28,6 +29,7 @@ class Case(NamedTuple):
         arguments: of its constructor, beside those of its example.
         reference: (x, W, g, gamma, rounds) -> x.
         invariant: (x (rounds + 1, n, d), memory by name) -> what must be 0 after each round, (rounds, d).
+        draws: whether the reference also takes `drawn`, round -> what the method draws for itself.
         off: (arguments with which a round from the start is a round of the other learner, constructor, its arguments).
     """
 
@@ -36,6 +38,7 @@ class Case(NamedTuple):
     reference: Callable
     invariant: Callable
     off: tuple[dict[str, Any], Callable, dict[str, Any]] | None = None
+    draws: bool = False
 
 
 def mean_moves_by(name):
@@ -60,7 +63,7 @@ def sum_is_zero(x, memory):
 
 def sums_agree(x, memory):
     """Trackers and gradients have one sum over the nodes; relative to their size."""
-    size = max(np.abs(one).max() for one in memory.values())
+    size = max(np.abs(memory[name]).max() for name in ("tracker", "gradient"))
     return (memory["tracker"] - memory["gradient"])[1:].sum(axis=1) / size * np.abs(x).max()
 
 
@@ -127,6 +130,24 @@ CASES |= {
     "aug_dgm": Case("atc_tracking", {"variant": "aug_dgm"}, reference.aug_dgm, sums_agree, ({}, *AFTER_STEP)),
     "gt_saga": Case("gt_saga", {}, reference.gt_saga, sums_agree),
 }
+KEPT = 16  # of the 53 numbers of the small task
+BY_SIZE = {"compressor": top_k(0.3), "consensus_step": 0.4}
+AT_RANDOM = {"compressor": rand_k(0.3), "consensus_step": 0.4, "order": "iclr"}
+ALL_OF_IT = {"compressor": top_k(1.0), "consensus_step": 1.0}
+by_size = functools.partial(
+    reference.choco_sgd, compress=lambda v, _: reference.kept(v, np.abs(v), KEPT), zeta=0.4, order="icml"
+)
+at_random = functools.partial(
+    reference.choco_sgd, compress=lambda v, scores: reference.kept(v, scores, KEPT), zeta=0.4, order="iclr"
+)
+coin = {"exchange_probability": 0.6}
+skips = functools.partial(reference.prox_skip, probability=0.6)
+CASES |= {
+    "choco_sgd": Case("choco_sgd", BY_SIZE, by_size, mean_moves_by("g"), (ALL_OF_IT, *AFTER_STEP), draws=True),
+    "choco_sgd, rand-k and iclr": Case("choco_sgd", AT_RANDOM, at_random, mean_moves_by("g"), draws=True),
+    "prox_skip": Case("prox_skip", coin, skips, sum_is_zero, draws=True),
+}
+LOSSY = {"links": jaxfl.links(0.7, uniform_quantizer(2.0**-10), symmetric=True)}
 of_cases = pytest.mark.parametrize("case", CASES)
 
 
@@ -147,28 +168,35 @@ def test_follows_the_papers_lines(case):
         of_nodes = [flat(gradients[i](one, batch)) for i, (one, batch) in enumerate(used)]
         return np.stack(of_nodes) + by_node(rounds.draws[k].noise)
 
-    expected = c.reference(by_node(start), graph.mixing_matrix, g, STEP_SIZE, ROUNDS)
+    drawn = {"drawn": lambda k: np.asarray(rounds.draws[k].rule)} if c.draws else {}
+    expected = c.reference(by_node(start), graph.mixing_matrix, g, STEP_SIZE, ROUNDS, **drawn)
     error = np.abs(by_node(rounds.states[-1].params) - expected).max() / np.abs(expected).max()
     print(f"{case}: error of the lines {error:.1e}")
     assert error < 1e-5
 
 
-@of_cases
-def test_the_invariant_holds_over_1000_rounds(case):
-    """In float32, 16 nodes with uneven data and random batches; relative to the largest |value| of x."""
+@pytest.mark.parametrize(
+    ("case", "over"), [(case, {}) for case in CASES] + [(case, LOSSY) for case in ("qg_dsgdm", "d2", "nids", "aug_dgm")]
+)
+def test_the_invariant_holds_over_1000_rounds(case, over):
+    """In float32, 16 nodes with uneven data and random batches; relative to the largest |value| of x. Also over links
+    that round, and that lose messages of two nodes together."""
     c = CASES[case]
     data = uneven_data(sizes=tuple(4 + i % 5 for i in range(16)), classes=5)
-    arguments = c.arguments | {"graph": RING, "step_size": INVARIANT_STEP, "gradient": jaxfl.mini_batch(BATCH)}
-    learner = problem(c.name).row.constructor(linear_task(), **arguments)
+    task, estimator = linear_task(), jaxfl.mini_batch(BATCH)
+    arguments = c.arguments | over | {"graph": RING, "step_size": INVARIANT_STEP, "gradient": estimator}
+    learner = problem(c.name).row.constructor(task, **arguments)
 
     @jax.jit
     def states(key, data):
         def step(state, _):
-            new, _ = learner.round(key, state, data)
-            return new, (new.params, new.memory)
+            draws = learner.draw(key, state, data)
+            g, *_ = estimator.estimate(task, state.params, None, data, draws.gradient, state.round_index)
+            new, _ = learner.update(state, data, draws)
+            return new, (new.params, new.memory | {"g": g})
 
         first = learner.init(key, data)
-        return (first.params, first.memory), jax.lax.scan(step, first, length=MANY)[1]
+        return (first.params, first.memory | {"g": first.params}), jax.lax.scan(step, first, length=MANY)[1]
 
     kept = jax.tree.map(lambda one, more: np.concatenate([one[None], more]), *states(KEY, data))
     (x, memory) = (jax.tree.map(lambda leaf: np.float64(leaf), one) for one in kept)
@@ -207,13 +235,30 @@ def test_a_round_releases_one_noisy_gradient(name):
     """Epsilon is that of D-PSGD, whatever the method remembers."""
     gradient = jaxfl.mini_batch(sampler=jaxfl.gradients.poisson(2), clip_norm=1.0)
     arguments = {"graph": RING, "step_size": 0.1, "gradient": gradient, "noise": jaxfl.gaussian(2.0)}
-    learners = [problem(one).row.constructor(linear_task(), **arguments) for one in (name, "d_psgd")]
+    of_case = next(c.arguments for c in CASES.values() if c.name == name)
+    ours = problem(name).row.constructor(linear_task(), **(of_case | arguments))
+    learners = (ours, jaxfl.d_psgd(linear_task(), **arguments))
     ours, theirs = (privacy.statements(one, [90] * 16, num_rounds=50, dp_delta=1e-5) for one in learners)
     proven = [{s.neighboring_relation: s.dp_epsilon for s in some if s.bound == "proven"} for some in (ours, theirs)]
     assert proven[0] == proven[1] != {}
 
 
-EXACT = [name for name, c in CASES.items() if "momentum" not in c.arguments]
+WHOLE = {
+    "choco_sgd in the order of ICLR": (jaxfl.choco_sgd, ALL_OF_IT | {"order": "iclr"}, jaxfl.d_psgd),
+    "prox_skip": (jaxfl.prox_skip, {"exchange_probability": 1.0}, jaxfl.exact_diffusion),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_messages_that_are_whole_leave_the_plain_method(name):
+    method, arguments, plain = WHOLE[name]
+    common = {"graph": graphs.ring(5), "step_size": STEP_SIZE, "gradient": jaxfl.mini_batch(BATCH)}
+    ours, theirs = method(linear_task(), **common, **arguments), plain(linear_task(), **common)
+    actual, expected = (run(one, KEY, uneven_data(), 9)[0].params for one in (ours, theirs))
+    assert_same(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+EXACT = [name for name, c in CASES.items() if "momentum" not in c.arguments and c.name != "choco_sgd"]
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -239,3 +284,15 @@ def test_d2_on_a_complete_graph_is_gradient_descent_on_the_mean():
     pooled = data._replace(indices=data.indices.reshape(1, -1), sizes=np.array([32], np.int32))
     (actual, _), (expected, _) = run(ours, KEY, data, 20), run(alone, KEY, pooled, 20)
     np.testing.assert_allclose(by_node(actual.params), np.tile(by_node(expected.params), (4, 1)), rtol=1e-5, atol=1e-6)
+
+
+def test_gt_saga_reaches_the_minimum_with_one_sample_a_round():
+    data = uneven_data(sizes=(8,) * 8, features=3, classes=5)
+    task = jaxfl.from_functions(lambda key: jnp.ones(3), lambda w, x, y: (x @ w - y.astype(x.dtype)) ** 2 / 2)
+    minimum, errors = np.linalg.lstsq(data.inputs, np.float64(data.labels))[0], {}
+    for name, gradient in (("table", None), ("none", jaxfl.mini_batch())):
+        learner = jaxfl.gt_saga(task, graph=graphs.complete(8), step_size=0.05, gradient=gradient)
+        errors[name] = np.abs(by_node(run(learner, KEY, data, 2000)[0].params) - minimum).max()
+    print("one sample a round", errors)
+    assert errors["table"] < 1e-5
+    assert errors["none"] > 1e-2

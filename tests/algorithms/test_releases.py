@@ -75,6 +75,8 @@ LEARNERS = {
             (jaxfl.push_sum, "saga", "poisson"),
             (jaxfl.d_psgd, "saga", "uniform"),
             (jaxfl.dp2_sgd, "mini_batch", "fixed"),
+            (jaxfl.exact_diffusion, "mini_batch", "fixed"),
+            (jaxfl.gt_saga, "saga", "poisson"),
             (a_dp2_sgd, "mini_batch", "uniform"),
         ]
     },

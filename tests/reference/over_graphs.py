@@ -78,3 +78,33 @@ def gt_saga(x, W, g, gamma, rounds):
         y = W(k) @ (y + new - slope)
         x, slope = W(k) @ (x - gamma * y), new
     return x
+
+
+def choco_sgd(x, W, g, gamma, rounds, compress, zeta, order, drawn):
+    """Algorithm 2 of arXiv:1902.00340, or the order of arXiv:1907.09356; `compress` (n, d) by what a round draws."""
+    copy = np.zeros_like(x)
+    for k in range(rounds):
+        z = x - gamma * g(k, x)
+        if order == "iclr":
+            x = z + zeta * (W(k) @ copy - copy)
+            copy = copy + compress(x - copy, drawn(k))
+        else:
+            copy = copy + compress(z - copy, drawn(k))
+            x = z + zeta * (W(k) @ copy - copy)
+    return x
+
+
+def kept(values, scores, count):
+    """The `count` numbers of each row (n, d) with the largest scores, the first of equal ones; others are 0."""
+    ranks = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)
+    return np.where(ranks < count, values, 0)
+
+
+def prox_skip(x, W, g, gamma, rounds, probability, drawn):
+    """Algorithm 5 of arXiv:2202.09357 with V = (I + W) / 2; a round draws a number on [0, 1)."""
+    V, h = (np.eye(len(x)) + W(0)) / 2, np.zeros_like(x)
+    for k in range(rounds):
+        z = x - gamma * (g(k, x) - h)
+        x = V @ z if drawn(k) < probability else z
+        h = h + probability / gamma * (x - z)
+    return x

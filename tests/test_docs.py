@@ -71,6 +71,15 @@ def test_models_of_every_library_learn_under_a_clip_norm():
         assert last < 0.95 * first, library
 
 
+def test_fine_tuning_beats_the_pretrained_network_and_training_from_scratch():
+    names = names_of("fine_tuning.md")
+    after = {name: float(accuracies.mean()) for name, accuracies in names["after"].items()}
+    assert min(after["LoRA"], after["whole"]) > 0.1 + max(names["before"], after["scratch"])
+    (proven,) = [one for one in names["statements"] if (one.bound, one.neighboring_relation) == ("proven", "zero_out")]
+    assert proven.dp_epsilon <= 2.0
+    assert proven.observer in TEXTS["fine_tuning.md"].replace("\n", " ")
+
+
 def test_the_sweep_in_python_leaves_a_row_a_point_and_seed():
     assert len(names_of("training.md")["rows"]) == 6
     assert {row["status"] for row in names_of("training.md")["rows"]} == {"finished"}

@@ -1,6 +1,7 @@
 """Every code block of the documents runs as printed, those of a document one after the other."""
 
 import functools
+import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -144,6 +145,22 @@ def test_what_a_document_links_to_exists(name):
     of_the_reader = "momentum_gossip"
     for path in paths:
         assert of_the_reader in path or (DOCS / path).exists() or (DOCS.parent / path).exists(), path
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_is_on_the_site_with_its_outputs(path):
+    """The gate executes it where it builds the site; readers of the repository see what was stored."""
+    assert f"docs/notebooks/{path.name}" in (DOCS.parent / ".ci/mkdocs.yml").read_text()
+    assert path.stat().st_size < 60_000
+    cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+    assert "%pip install" in "".join(cells[0]["source"])
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        shown = {kind for output in cell["outputs"] for kind in output.get("data", {"text": output.get("text")})}
+        for call, kind in {"print(": "text", "plt.show()": "image/png"}.items():
+            lines = [line for line in cell["source"] if line.startswith((call, f"    {call}"))]
+            assert kind in shown or not lines, lines
+        assert not {"stderr", "error"} & {output.get("name", output["output_type"]) for output in cell["outputs"]}
 
 
 def test_the_newest_version_of_the_changelog_is_that_of_the_package():

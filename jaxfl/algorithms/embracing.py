@@ -133,7 +133,7 @@ def embracing(
             is the `node_loop`. Default: `task` for all.
         uplink: `jaxfl.uplink(...)`, the way of clients' changes to the server. None loses, rounds and hides nothing.
             With private updates `num_active` is an int, the expected number of clients; each is drawn independently,
-            and 1 / E_b replaces p_ib (see above).
+            and a block's changes are added up and divided by the expected number of clients that train it.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model with a leading node axis of length 1, as `Variables` if

@@ -100,6 +100,8 @@ def ali_dpfl(
 ) -> Algorithm:
     """DP federated averaging with adaptive local iterations.
 
+    tau is the number of local iterations of a round; the server chooses it anew after each.
+
     Args:
         task: the learning task, each sample with a loss of its own.
         clients: `jaxfl.local_steps(tau_max, ...)` with the step size below, a clip norm and noise.
@@ -108,7 +110,7 @@ def ali_dpfl(
         max_rounds: R_s, the rounds that communication allows; may be traced.
         max_iterations: the local iterations of a client that the privacy budget allows
             (`most_rounds` of `jaxfl.privacy.clients.account`); may be traced.
-        kappa: phi lambda^2, positive; a larger value leaves room for a larger tau; may be traced.
+        kappa: phi lambda^2 of the paper's bound, positive; a larger value leaves room for a larger tau; may be traced.
         uplink: `jaxfl.uplink(links=...)`, links over which the clients' changes reach the server; the numbers for the
             estimates always arrive. None loses and rounds nothing.
 

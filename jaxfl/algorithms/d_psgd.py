@@ -100,6 +100,8 @@ def d_psgd(
 ) -> Algorithm:
     """Decentralised parallel SGD.
 
+    Node i holds the parameters x_i^k in round k.
+
     Args:
         task: the learning task.
         graph: a doubly stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.

@@ -123,6 +123,8 @@ def dzofl(
 ) -> Algorithm:
     """Zero-order federated learning.
 
+    All n devices hold the same d parameters x. A probe takes losses at x plus and minus gamma times a random direction.
+
     Devices' batches run forward as `task.node_loop` says, twice for each direction.
 
     Args:

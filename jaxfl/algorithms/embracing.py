@@ -113,7 +113,8 @@ def embracing(
     normalizes by batch statistics throughout.
 
     Args:
-        task: the learning task, with `part`, as `jaxfl.models.classification` and `binary_classification` make it.
+        task: the learning task, with `part`, as `jaxfl.models.classification` and `binary_classification` make it, or
+            `from_flax` of a module without batch normalization and dropout: it runs whole in each forward pass.
         clients: what an active client does, see `jaxfl.local_steps`; it neither clips nor adds noise. Its optimizer
             sees the blocks that the client trains; its weighting is among the clients that trained a block.
         trained_blocks: what each capacity class trains: names of `task.blocks`, for instance all of them for a strong
@@ -132,7 +133,7 @@ def embracing(
             is the `node_loop`. Default: `task` for all.
         uplink: `jaxfl.uplink(...)`, the way of clients' changes to the server. None loses, rounds and hides nothing.
             With private updates `num_active` is an int, the expected number of clients; each is drawn independently,
-            and 1 / E_b replaces p_ib (see above).
+            and a block's changes are added up and divided by the expected number of clients that train it.
 
     Returns:
         An `Algorithm`; `node_params` gives the server's model with a leading node axis of length 1, as `Variables` if
@@ -155,9 +156,10 @@ def embracing(
 
     Cost:
         A weak client holds the features of its tau * b samples, or of as many as the largest client has, if these are
-        fewer. Clients that run together hold them side by side. With "running" statistics and clients that run one
-        after the other on a CPU, a sample that several steps draw is computed once; otherwise all tau * b are. An
-        accelerator also computes a class's empty slots.
+        fewer. (With a module of flax it holds none: the blocks in front run forward in each step.) Clients that run
+        together hold them side by side. With "running" statistics and clients that run one after the other on a CPU, a
+        sample that several steps draw is computed once; otherwise all tau * b are. An accelerator also computes a
+        class's empty slots.
 
     Examples:
         >>> import optax, jaxfl
@@ -253,7 +255,8 @@ def embracing(
         counts = clients.counts(steps, draws.steps, k)
         # Count the least that the method needs. Clients that run together compute a sample once in each of its steps.
         num_entering = counts["gradient_evaluations"] if frozen_batch_norm == "batch" else num_different(steps)
-        in_front = jnp.array([part is not None and part.features is not None for part in parts])[classes.of(active)]
+        runs_front = [part is not None and (part.features or part.trained[0] != task.blocks[0]) for part in parts]
+        in_front = jnp.array([bool(runs) for runs in runs_front])[classes.of(active)]
         of_active = client_info._replace(loss=received.loss).plus(
             counts,  # gradients are with respect to the client's blocks
             received.counts,

@@ -51,6 +51,8 @@ def fed_avg(
 ) -> Algorithm:
     """Federated averaging.
 
+    The server holds the model x, and client i ends its local steps at x_i.
+
     Args:
         task: the learning task; batch normalization and dropout are supported. Private clients refuse both, and
             private updates refuse batch normalization. Statistics are averaged like parameters, and a client's local

@@ -94,6 +94,9 @@ def gradient_tracking(
 ) -> Algorithm:
     """Gradient tracking with noise on all that is broadcast, on weights that need not be stochastic.
 
+    Every node holds a state x and a gradient tracker y. It broadcasts x~ and y~, which are x and y plus noise. g^k are
+    the gradients of round k, and R and C the weights by which states and trackers are mixed.
+
     A run over k = 0, ..., K of the schedule takes K rounds and ends with the broadcast state x~^K. With
     `gradient_at="state"` it takes K + 1 rounds and ends with x^{K+1}, which has no noise. After the schedule's end the
     noise is NaN, so that no round goes unnoticed that the privacy budget does not cover. After K + 1 rounds x~^{K+1} is

@@ -114,6 +114,9 @@ def perturbed_gossip(
 ) -> Algorithm:
     """Distributed SGD on perturbed, possibly quantised, states over an undirected graph.
 
+    Every node holds a state x and sends x~, which is x plus noise zeta, rounded where there is a quantiser. g^k are the
+    gradients of round k, alpha is `schedule.state_mixing`.
+
     A run over k = 0, ..., K of the schedule has K + 1 perturbed states x~^0, ..., x~^K, of which `init` makes the
     first. With `gradient_at="broadcast"` it takes K rounds and ends with x~^K; with "state" it takes K + 1 rounds and
     ends with the unperturbed x^{K+1}. After the schedule's end the noise is NaN, so that no round goes unnoticed that

@@ -115,6 +115,9 @@ def push_sum(
 ) -> Algorithm:
     """PrivSGP or PrivSGP-VR, by the choice of `gradient`.
 
+    In round k node i holds numbers x_i^k and a weight w_i^k, which starts at 1. Both are mixed over the graph. The
+    node's model is z_i^k = x_i^k / w_i^k, where gradients are taken.
+
     Args:
         task: the learning task.
         graph: a column-stochastic mixing matrix or a periodic sequence of them, strongly connected over its period.

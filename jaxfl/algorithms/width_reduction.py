@@ -157,6 +157,9 @@ def width_reduction(
         >>> info.bits_sent.tolist()
         [64.0, 96.0]
     """
+    if isinstance(tasks, Task):  # a tuple, too
+        remedy = "Pass [wide, narrow], the same network with fewer channels, of jaxfl.models or a module of your own."
+        raise ArgumentError("tasks", "must hold a task for each capacity class", "got one task", remedy)
     tasks = tuple(tasks)
     if not tasks:
         raise ArgumentError("tasks", "must hold the full model", "got none", "Pass one task a capacity class.")

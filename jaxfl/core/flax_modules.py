@@ -24,6 +24,7 @@ class Functions(NamedTuple):
     """A module as functions of the parameters that train.
 
     Attributes:
+        blocks: attributes of the module that hold parameters that train, in order of definition.
         modes: names of the layers that make random numbers or batch statistics while they train.
         init: key -> parameters that train, a pure dict.
         init_state: () -> batch statistics, a pure dict; empty for dropout only.
@@ -32,6 +33,7 @@ class Functions(NamedTuple):
             `Task.train_loss`.
     """
 
+    blocks: tuple[str, ...]
     modes: tuple[str, ...]
     init: Callable[[Array], PyTree]
     init_state: Callable[[], PyTree]
@@ -51,7 +53,14 @@ def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) 
         ArgumentError: nothing trains, or the module has state besides parameters, statistics of nnx.BatchNorm and
             random streams; from `evaluate`, outputs that depend on random numbers.
     """
-    module = nnx.eval_shape(lambda: make_module(nnx.Rngs(0)))
+    order: list[str] = []  # flax sorts the attributes of the module that eval_shape returns
+
+    def in_order():
+        made = make_module(nnx.Rngs(0))
+        order.extend(vars(made) if isinstance(made, nnx.Module) else ())
+        return made
+
+    module = nnx.eval_shape(in_order)
     if not isinstance(module, nnx.Module):
         found, remedy = f"got {type(module).__name__}", "Return MyModule(..., rngs=rngs)."
         raise ArgumentError("make_module", "must return an nnx module", found, remedy)
@@ -133,7 +142,8 @@ def functions_of(make_module: Callable[[nnx.Rngs], nnx.Module], trainable: Any) 
         new = part_of(one, nnx.Param, is_constant, nnx.BatchStat)
         return outputs, jax.tree.map(lambda a, b: jnp.where(any_counts, a.astype(b.dtype), b), new, old)
 
-    return Functions(tuple(modes), init, init_state, evaluate, train)
+    groups = {path[0] for path in trained}
+    return Functions(tuple(name for name in order if name in groups), tuple(modes), init, init_state, evaluate, train)
 
 
 def _refuse_others(module: nnx.Module, rest: nnx.State) -> None:

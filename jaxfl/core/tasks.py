@@ -17,7 +17,7 @@ from jaxfl.core import check
 from jaxfl.core.check import ArgumentError, is_traced
 from jaxfl.core.keys import leaf_key
 from jaxfl.core.tree import leaf_names, number_type, weighted_sum, with_new_arrays
-from jaxfl.core.types import Array, FederatedData, PyTree, Task, Variables
+from jaxfl.core.types import Array, FederatedData, Part, PyTree, Task, Variables
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -149,7 +149,9 @@ def from_flax(
         node_loop: see `jaxfl.core.node_loop`.
 
     Returns:
-        A task whose params, those that train, are plain nested dicts.
+        A task whose params, those that train, are plain nested dicts. Its `blocks` are the module's attributes that
+        hold some, in order of definition. Without batch normalization and dropout it has `part`, for `embracing`:
+        frozen blocks are constants to the derivative, so that no backward pass runs in front of the first trained one.
 
     Raises:
         ArgumentError: a module with other state, whose attributes are named, or one of which nothing trains; on use, a
@@ -196,15 +198,26 @@ def from_flax(
         return {"loss": of_samples("loss", loss(outputs, labels), inputs), **numbers}
 
     logits = apply if loss is cross_entropy else None
-    task = Task(init=module.init, loss=losses, metrics=all_metrics, node_loop=node_loop, logits=logits)
+    task = Task(
+        init=module.init, loss=losses, metrics=all_metrics, blocks=module.blocks, node_loop=node_loop, logits=logits
+    )
     if not module.modes:
-        return task
+        return task._replace(part=lambda names: _part(module.blocks, names, losses))
 
     def train_loss(params, model_state, inputs, labels, weights, key):
         outputs, new_state = module.train(params, model_state, preprocess(inputs), weights, key)
         return loss(outputs, labels), new_state
 
     return task._replace(init_state=module.init_state, train_loss=train_loss, modes=module.modes)
+
+
+def _part(blocks: tuple[str, ...], names: tuple[str, ...], losses: Callable[..., Array]) -> Part:
+    """The `Part` of any function of (params, inputs, labels): frozen blocks are arguments without a derivative."""
+
+    def train_loss(own, others, model_state, inputs, labels, weights, key):
+        return losses({**others, **own}, inputs, labels), model_state
+
+    return Part(tuple(name for name in blocks if name in names), None, None, train_loss)
 
 
 def evaluated(task: Task, params: PyTree, model_state: PyTree) -> PyTree:
@@ -237,7 +250,7 @@ def check_task(task: Task, data: FederatedData) -> None:
     With clipping each sample is differentiated alone; without, padding would count in such a loss.
 
     Args:
-        task: its loss is tried on two samples, unless it has blocks: losses of `jaxfl.models` do not mix.
+        task: its loss is tried on two samples, unless it has factors: losses of layers of `jaxfl.models` do not mix.
         data: where its arrays are traced the loss is not tried.
 
     Raises:
@@ -252,7 +265,7 @@ def check_task(task: Task, data: FederatedData) -> None:
         return
     if task.logits is not None:
         _check_labels(task, task.logits, shapes, data)
-    if task.blocks or task.train_loss is not None:
+    if task.factors is not None or task.train_loss is not None:
         return
     with jax.ensure_compile_time_eval():
         start = task.init(jax.random.key(0))

@@ -66,13 +66,14 @@ class Part(NamedTuple):
     """Training some blocks of a task while the others stay as they are; `Task.part` makes it.
 
     What lies in front of the first trained block is run forward only. Its outputs, the features, therefore do not
-    change while the trained blocks do, and need to be computed once.
+    change while the trained blocks do, and need to be computed once. A flax module has no place to cut: its part takes
+    the inputs, and runs the whole module forward in each step.
 
     Attributes:
         trained: names of the trained blocks, input side first.
         features: (params, model_state, inputs (b, *sample)) -> (b, ...), float32 or the type that the task computes in:
             the input of the trained side, in evaluation mode (running statistics, no dropout). None where the first
-            block is trained: then the features are the inputs themselves.
+            block is trained, or where there is no place to cut: then the features are the inputs themselves.
         features_train: (params, model_state, inputs, weights (b,), key) -> (b, ...): the same in training mode (the
             batch's statistics, dropout), which leaves the model state as it is. None with `features`.
         train_loss: (trained params, frozen params, model_state, features, labels, weights, key) -> (losses (b,), new

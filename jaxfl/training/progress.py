@@ -1,4 +1,4 @@
-"""Display of a run's progress for a person: a bar on a terminal, occasional lines elsewhere, or nothing."""
+"""Display of a run's progress for a person: a bar on a terminal or in a notebook, lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import rich.console
 import rich.progress
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_BARS = 0.2  # of a notebook
 
 
 class ProgressReport:
-    """Progress of a whole run; a context manager. Without a terminal, plain lines name the case and the seed.
+    """Progress of a whole run; a context manager. A notebook has one line that is written anew: its output keeps the
+    last. Without notebook and terminal, plain lines name the case and the seed.
 
     Args:
         total_rounds: rounds of all lanes together.
@@ -21,13 +23,17 @@ class ProgressReport:
 
     def __init__(self, total_rounds: int, *, quiet: bool = False, console: rich.console.Console | None = None):
         self._console = console or rich.console.Console(highlight=False)
+        self._is_notebook = self._console.is_jupyter
+        if self._is_notebook:  # rich makes an output block of each message there
+            self._console = rich.console.Console(file=self._console.file, force_jupyter=False, highlight=False)
+        self._width = 0  # of the notebook's line
         self._quiet = quiet
         self._total = total_rounds
         self._done_here = self._done_since = self._part_done = self._part_total = 0
         self._label, self._note, self._is_compiled = "", "", False
         self._began = self._last_line = time.perf_counter()
         self._bar: rich.progress.Progress | None = None
-        if not quiet and self._console.is_terminal:
+        if not quiet and self._console.is_terminal and not self._is_notebook:
             self._bar = rich.progress.Progress(
                 rich.progress.TextColumn("{task.description}"),
                 rich.progress.BarColumn(),
@@ -45,10 +51,13 @@ class ProgressReport:
     def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        elif self._width:
+            self._console.file.write("\n")
 
     def announce(self, text: str) -> None:
         """Show a message on a line of its own."""
         if not self._quiet:
+            self._console.file.write("\r" + " " * self._width + "\r" if self._width else "")
             self._console.print(text, soft_wrap=True, markup=False)
 
     def begin(self, label: str, num_rounds: int) -> None:
@@ -99,13 +108,23 @@ class ProgressReport:
         if self._bar is not None:
             state = ", ".join(text for text in (self._note, self._rate()) if text)
             self._bar.update(self._task, advance=rounds, description=self._label, state=state)
-        elif time.perf_counter() - self._last_line > _SECONDS_BETWEEN_LINES:
+            return
+        seconds = _SECONDS_BETWEEN_BARS if self._is_notebook else _SECONDS_BETWEEN_LINES
+        if time.perf_counter() - self._last_line > seconds:
             self._line()
 
     def _line(self) -> None:
         if self._quiet or self._bar is not None:
             return
         self._last_line = time.perf_counter()
+        if self._is_notebook:
+            filled = 30 * self._done_here // max(self._total, 1)
+            state = f"{'━' * filled}{'╌' * (30 - filled)} {self._done_here}/{self._total} rounds"
+            text = ", ".join(filter(None, [f"{self._label} {state}".strip(), self._note, self._rate()]))
+            self._console.file.write("\r" + text.ljust(self._width))
+            self._console.file.flush()
+            self._width = len(text)
+            return
         done = [f"round {self._part_done}/{self._part_total}"] if self._part_total else []
         text, rate = ", ".join([*done, *filter(None, [self._note])]), self._rate()
         rate = f" ({rate})" if text and rate else rate

@@ -95,6 +95,24 @@ def test_on_a_terminal_a_bar_with_rate_and_time_left():
     assert "left" in text
 
 
+def test_in_a_notebook_one_line_that_is_written_anew():
+    console = rich.console.Console(file=io.StringIO(), force_jupyter=True, width=120)
+    with ProgressReport(40, console=console) as progress:
+        progress.begin("PrivSGP-VR, seed 0", 40)
+        progress.compiled()
+        progress.announce("one message")
+        progress.advance(20)
+        progress.note("test accuracy 0.91")
+        progress.end()
+    text = _written(console)
+    *above, last = text.rstrip("\n").split("\n")
+    assert [line.rpartition("\r")[2] for line in above] == ["one message"] * len(above)
+    assert text.endswith("\n")
+    assert last.rpartition("\r")[2].startswith(
+        f"PrivSGP-VR, seed 0 {'━' * 15}{'╌' * 15} 20/40 rounds, test accuracy 0.91, "
+    )
+
+
 @pytest.mark.parametrize("terminal", [False, True])
 def test_quiet_writes_nothing(terminal):
     assert _run(_console(terminal=terminal), quiet=True) == ""

@@ -45,6 +45,9 @@ def first_half(blocks: Sequence[str], last: str | None = None, *, classifier: bo
 
 def _position(blocks: Sequence[str], argument: str, name: str) -> int:
     """Return the index of `name` among the blocks."""
+    if not blocks:
+        remedy = "jaxfl.models.classification and jaxfl.from_flax make tasks with blocks; from_functions has none."
+        raise ArgumentError("blocks", "must name a model's blocks", "got none", remedy)
     check.one_of(tuple(blocks), **{argument: name})
     return list(blocks).index(name)
 
@@ -106,7 +109,10 @@ def tasks_of_classes(task: Task, class_tasks: Sequence[Task] | None, num_classes
     for name, one in {"task": task, **{f"class_tasks[{number}]": one for number, one in enumerate(tasks)}}.items():
         if one.part is None:
             found = "got a task without `part`"
-            raise ArgumentError(name, "must be able to train model parts", found, "Use jaxfl.models.classification.")
+            remedy = (
+                "Use jaxfl.models.classification, or from_flax of a module without batch normalization and dropout."
+            )
+            raise ArgumentError(name, "must be able to train model parts", found, remedy)
         if one is not task and _variables_of(one) != _variables_of(task):
             requirement = "must have the blocks, parameters and model state of `task`"
             raise ArgumentError(name, requirement, "got others", "Build both models alike.")

@@ -119,13 +119,18 @@ class Program:
     def tables(self, lanes: Sequence[Lane], strategy: Strategy) -> Tables:
         """Make the tables of these lanes for the compiled functions: of all seeds, or of a single lane's seed."""
         seeds = {lane.seed: lane for lane in (lanes if strategy.num_slots == 1 else self.lanes)}
-        data = [self._uploads.of(lane) for lane in seeds.values()]
+        whose = id(self), strategy, *seeds
+        return self._uploads.tables(whose, lambda: self._made_tables([*seeds.values()], strategy))
+
+    def _made_tables(self, lanes: Sequence[Lane], strategy: Strategy) -> Tables:
+        """The tables, of one lane of each seed."""
+        data = [self._uploads.of(lane) for lane in lanes]
         arrays = [
             {
                 name: measure.prepare(lane.base, own if measure.data is None else measure.data(lane.seed))
                 for name, measure in self.measures.items()
             }
-            for lane, own in zip(seeds.values(), data, strict=True)
+            for lane, own in zip(lanes, data, strict=True)
         ]
         (data, self._with_seeds["data"]), (arrays, self._with_seeds["arrays"]) = stack_seeds(data), stack_seeds(arrays)
         tables = Tables(data, arrays)

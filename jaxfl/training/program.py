@@ -186,7 +186,7 @@ class Program:
             whole = np.asarray(fetched(leaf))
             if strategy.num_slots == 1 or is_shared:
                 return np.broadcast_to(whole, (len(lanes), *whole.shape))
-            return whole[np.asarray(indices)]
+            return whole[: len(lanes)] if [*indices] == [*range(len(lanes))] else whole[np.asarray(indices)]
 
         leaves = zip(jax.tree.leaves(state), self._is_shared, is_read, strict=True)
         columns = {name: [lane.case.numbers[name] for lane in lanes] for name in self.case.numbers}

@@ -215,11 +215,11 @@ jaxfl/analysis/report.py: epsilon = rounded_up(max(epsilons), 4) => epsilon = ro
 jaxfl/analysis/report.py: _mean([row[name] for row in own]) => _mean([row[name] for row in own[:1]])
 jaxfl/analysis/report.py: {k: v for k, v in changes.get(name, {}).items() if k != "seeds"} => {}
 jaxfl/analysis/report.py: own = [(one, [t for t => own = [(alike[0], [t for t
-jaxfl/training/sites.py: lane.case.seeds.index(lane.seed) if len(parts) == => 0 if len(parts) ==
+jaxfl/training/sites.py: parts if len(parts) == len(seeds) else => 
 jaxfl/training/sites.py: noise[node % len(noise)] if noise => noise[0] if noise
 jaxfl/training/sites.py: own[node % len(own)] if len(own) in (1, count) => own[0] if len(own) in (1, count)
 jaxfl/training/sites.py: rounded_up(max(epsilons), 4) => rounded_up(min(epsilons), 4)
-jaxfl/training/lockstep.py: if status in WHOLE and self._final is not None: => if self._final is not None:
+jaxfl/training/lockstep.py: if ending and self._final is not None: => if self._final is None:
 jaxfl/training/final_params.py: "round": round_index => "round": 0
 jaxfl/training/summary.py: last.get((case, seed)) if record.get("status") in WHOLE else None => last.get((case, seed))
 jaxfl/training/summary.py: record["status"], record["until"]] => record["status"], line.get("round")]

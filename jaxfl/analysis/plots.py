@@ -6,14 +6,13 @@ import json
 import os
 import textwrap
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.core.lines import METRICS, Lines, parse_lines
+from jaxfl.core.lines import METRICS, Lines, lines_of
 from jaxfl.core.outputs import drop_link
 from jaxfl.data.columns import short_name
 from jaxfl.privacy.statements import caption
@@ -325,20 +324,9 @@ def run_title(config_path: Path) -> str:
 
 
 def read_lines(run_dir: Path) -> Lines:
-    """All complete lines of a run, pass by pass; a line that is being written right now is left out.
-
-    The lines that were read last are kept for the next picture, while their files stay as they are.
-    """
+    """`lines_of` a run, pass by pass."""
     paths = sorted(run_dir.glob(f"passes/*/{METRICS}"), key=lambda path: int(path.parent.name))
     if not paths:
         remedy = "Name a run directory."
         raise ArgumentError("run_dir", f"must hold passes/<k>/{METRICS}", f"{run_dir} has none", remedy)
-    states = [path.stat() for path in paths]
-    return _lines_of(
-        *((path.resolve(), state.st_size, state.st_mtime_ns) for path, state in zip(paths, states, strict=True))
-    )
-
-
-@lru_cache(maxsize=1)
-def _lines_of(*files: tuple[Path, int, int]) -> Lines:
-    return Lines(line for path, *_ in files for line in parse_lines(path))
+    return lines_of(paths)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +130,9 @@ class Lines(Sequence[dict[str, Any]]):
         return sorted(self._tables, key=lambda form: self._tables[form][_PLACE][0])
 
     def _line(self, form: _Form, row: int) -> dict[str, Any]:
-        table = self._tables[form]
-        return {name: table[name][row].item() if kind in _NUMBERS else json.loads(kind) for name, kind in form}
+        _, *numbers = self._tables[form][row].item()
+        values = iter(numbers)
+        return {name: next(values) if kind in _NUMBERS else json.loads(kind) for name, kind in form}
 
     def _with(self, tables: dict[_Form, np.ndarray]) -> Lines:
         some = Lines()
@@ -142,7 +144,10 @@ def _kind(value: Any) -> Any:
     """The type of a number that 64 bits hold, or the value as JSON."""
     if type(value) is float or (type(value) is int and -(2**63) <= value < 2**63):
         return type(value)
-    return json.dumps(value)
+    return _quoted(value) if type(value) is str else json.dumps(value)
+
+
+_quoted = lru_cache(maxsize=1024)(json.dumps)  # names of cases
 
 
 def _numbers(form: _Form) -> dict[str, type]:
@@ -160,6 +165,20 @@ def _case(form: _Form) -> str:
 
 def _joined(tables: Sequence[np.ndarray], name: str) -> np.ndarray:
     return np.concatenate([table[name] for table in tables]) if tables else np.zeros(0)
+
+
+def lines_of(paths: Iterable[Path]) -> Lines:
+    """All complete lines of these files, in their order; a line that is being written right now is left out.
+
+    Those that were read last are kept for the next call, while the files stay as they are.
+    """
+    states = [(path.resolve(), path.stat()) for path in paths]
+    return _lines_of(*((path, state.st_ino, state.st_size, state.st_mtime_ns) for path, state in states))
+
+
+@lru_cache(maxsize=1)
+def _lines_of(*files: tuple[Path, int, int, int]) -> Lines:
+    return Lines(line for path, *_ in files for line in parse_lines(path))
 
 
 def parse_lines(path: Path) -> Iterator[dict[str, Any]]:

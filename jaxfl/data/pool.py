@@ -264,16 +264,17 @@ def _index_rows(parts: Sequence[Any], num_samples: int, names: Sequence[str] | N
             found = f"{node_text(node, names)} has {row.dtype} of shape {row.shape}"
             remedy = "Pass sample indices: np.flatnonzero(mask) of a mask, sorted(part) of a set."
             raise ArgumentError("parts", "must be vectors of integers", found, remedy)
-    members, owners = np.concatenate(rows), np.repeat(np.arange(len(rows)), [len(row) for row in rows])
-    outside = np.flatnonzero((members < 0) | (members >= num_samples))
-    if outside.size:
-        found = f"{node_text(int(owners[outside[0]]), names)} has {members[outside[0]]}"
+    members, ends = np.concatenate(rows), np.cumsum([len(row) for row in rows])
+    if members.min() < 0 or members.max() >= num_samples:
+        place = np.flatnonzero((members < 0) | (members >= num_samples))[0]
+        found = f"{node_text(int(np.searchsorted(ends, place, 'right')), names)} has {members[place]}"
         remedy = "Partition the same samples that you pass as inputs."
         raise ArgumentError("parts", f"must hold indices in [0, {num_samples})", found, remedy)
     count = np.bincount(members, minlength=num_samples)
     if count.max() > 1:
         sample = int(np.argmax(count > 1))
-        first, second = (node_text(int(owner), names) for owner in owners[members == sample][:2])
+        places = np.flatnonzero(members == sample)[:2]
+        first, second = (node_text(int(owner), names) for owner in np.searchsorted(ends, places, "right"))
         who = f"{first} holds it twice" if first == second else f"{first} and {second} hold it"
         raise ArgumentError("parts", "must hold every sample at most once", f"sample {sample}: {who}", "Remove one.")
     return rows

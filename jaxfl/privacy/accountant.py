@@ -208,18 +208,20 @@ class Account(NamedTuple):
         """The statement on the worst node, or on the first that has no epsilon."""
         bound, relation = claim.bound, claim.relation
         of_nodes = once(lambda plan: self.family.spent(plan, num_rounds, 1.0), claim.plans)
-        cost, each, kinds = Bound(math.inf, "none"), [], {id(one): one for one in of_nodes}.values()
+        cost, costs, kinds = Bound(math.inf, "none"), {}, {id(one): one for one in of_nodes}.values()
         spent, reason = next(((one, why) for one in kinds if (why := self.family.reason(one, bound))), (None, None))
         if spent is None:
-            each = once(lambda one: self.family.cost(one, bound, relation), of_nodes)
-            spent, cost = max(zip(of_nodes, each, strict=True), key=lambda pair: float(np.max(pair[1].dp_epsilon)))
+            costs = {id(one): self.family.cost(one, bound, relation) for one in kinds}
+            spent = max(kinds, key=lambda one: float(np.max(costs[id(one)].dp_epsilon)))
+            cost = costs[id(spent)]
             reason = cost.reason
+        lists = {which: np.atleast_1d(each.dp_epsilon).tolist() for which, each in costs.items()}
         arguments = {
             "bound": bound,
             "dp_delta": max(one.dp_delta for one in of_nodes) if cost.dp_delta is None else cost.dp_delta,
             "notes": cost.notes or (),
             "num_records": self.num_nodes * float(np.mean(once(self.family.records, of_nodes))),
-            "node_epsilons": [e for one in once(lambda one: np.atleast_1d(one.dp_epsilon).tolist(), each) for e in one],
+            "node_epsilons": [epsilon for one in of_nodes for epsilon in lists.get(id(one), ())],
         }
         return statement(
             relation=relation,
@@ -246,11 +248,10 @@ def plain(releases: _Release | Sequence[_Release]) -> list[_Release]:
 
 def once(call: Callable[..., _T], *columns: Sequence[Any]) -> list[_T]:
     """The call of each row of the columns, once for the same objects: runs of many seeds share most releases."""
-    rows, results = [*zip(*columns, strict=True)], {}
-    for row in rows:
-        if (key := tuple(map(id, row))) not in results:
-            results[key] = call(*row)
-    return [results[tuple(map(id, row))] for row in rows]
+    rows = [*zip(*columns, strict=True)]
+    keys = [tuple(map(id, row)) for row in rows]
+    results = {key: call(*row) for key, row in dict(zip(keys, rows, strict=True)).items()}
+    return [results[key] for key in keys]
 
 
 def number(**argument: Any) -> float:

@@ -306,6 +306,8 @@ def add_costs(totals: Mapping[str, float | int], stretch: Sequence[Infos]) -> di
 
 def joined(stretch: Sequence[Infos]) -> Infos:
     """The infos of consecutive chunks, joined as if of one."""
+    if len(stretch) == 1:
+        return dict(stretch[0])
     return {name: np.concatenate([infos[name] for infos in stretch]) for name in (stretch[0] if stretch else ())}
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +30,10 @@ from jaxfl.training.run_directory import RunDirectory, slug
 
 if TYPE_CHECKING:
     from jaxfl.core.lines import Label
+    from jaxfl.training.lanes import Lane
 
 FINAL = "final"
+_AT_ONCE = 16  # files that wait for the disk together
 _HEADER = "jaxfl"  # a single entry: safetensors writes several in no fixed order
 _UNREADABLE = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)  # errors of other forms
 _FORM = {"case": str, "seed": int, "is_variables": bool, "paths": dict, "arrays": dict}
@@ -43,31 +46,31 @@ def final_path(run: Path, label: Label) -> Path:
 
 
 @on_first
-def write_params(
-    run: Path,
-    label: Label,
-    round_index: int,
-    params: PyTree,
-    names: Sequence[str] | None,
-    classes: Sequence[str] = (),
-) -> None:
-    """Write a lane's parameters, leaves (n, *leaf), after `round_index` rounds; `names` are of the nodes, or None."""
+def write_params(run: Path, round_index: int, lanes: Sequence[tuple[Lane, PyTree]]) -> None:
+    """Write the parameters, leaves (n, *leaf), of lanes that end together after `round_index` rounds."""
+    drop_link(run / FINAL)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for _ in pool.map(lambda one: write_atomically(final_path(run, one[0].label), _file(round_index, *one)), lanes):
+            pass
+
+
+def _file(round_index: int, lane: Lane, params: PyTree) -> bytes:
+    """The content of a lane's file."""
     from safetensors.numpy import save  # imported on use: reading parameters does not need it
 
-    names_of_leaves, paths = _names(jax.tree.structure(params))
+    (names_of_leaves, paths), names = _names(jax.tree.structure(params)), lane.node_names
     leaves = dict(zip(names_of_leaves, jax.tree.leaves(params), strict=True))
     rows = len(next(iter(leaves.values())))
     arrays = {name: np.asarray(leaf, order="C") for name, leaf in leaves.items()}
     header = {
-        **{"case": label[0], "seed": label[1], "round": round_index},
+        **{"case": lane.name, "seed": lane.seed, "round": round_index},
         "nodes": list(names) if names is not None and len(names) == rows else None,
-        **({"classes": list(classes)} if classes else {}),
+        **({"classes": list(lane.case.class_names)} if lane.case.class_names else {}),
         "is_variables": isinstance(params, Variables),
         "paths": dict(zip(leaves, paths, strict=True)),
         "arrays": {name: _form(array) for name, array in arrays.items()},
     }
-    drop_link(run / FINAL)
-    write_atomically(final_path(run, label), save(arrays, {_HEADER: json.dumps(with_checksum(header))}))
+    return save(arrays, {_HEADER: json.dumps(with_checksum(header))})
 
 
 @lru_cache(maxsize=8)  # lanes share a structure

@@ -89,8 +89,7 @@ class Damaged(Exception):
 
 
 def with_checksum(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A content with its checksum, for `checked`."""
-    content = json.loads(json.dumps(content))
+    """A content, whose names are strings, with its checksum, for `checked`."""
     return {**content, _CHECKSUM: _checksum_of(content)}
 
 

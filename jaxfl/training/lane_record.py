@@ -36,7 +36,8 @@ class LaneRecord:
 
     def released(self) -> dict[str, dict[str, float | int]]:
         """Return, for the record of the end, the totals of all rounds that statements depend on, as "released"."""
-        names, totals = self.lane.case.released, add_costs(self.totals, self.stretch)
+        names = self.lane.case.released
+        totals = add_costs(self.totals, self.stretch) if names else {}
         return {"released": {name: totals[name] for name in names}} if names else {}
 
     def saved(self) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

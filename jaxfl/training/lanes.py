@@ -33,7 +33,7 @@ class Lane(NamedTuple):
     @property
     def base(self) -> Array:
         """The base key of its seed, the same for all cases."""
-        return jax.random.key(self.seed) if self.secret is None else fold_in(self.secret, self.seed)
+        return _base_key(self.secret, np.uint32(self.seed))
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -110,6 +110,7 @@ class Uploads:
         self._source: Any = None
         self._shares = 1
         self._held: dict[int, FederatedData] = {}
+        self._tables: tuple[Any, Any] = None, None
 
     def of(self, lane: Lane) -> FederatedData:
         """The data of a case and seed."""
@@ -128,6 +129,13 @@ class Uploads:
             self._held[lane.seed] = data
         return self._held[lane.seed]
 
+    def tables(self, whose: Any, make: Callable[[], Tables]) -> Tables:
+        """The tables that were made last, if they are of the same lanes; else they are freed, and made."""
+        if self._tables[0] != whose:
+            self._tables = None, None
+            self._tables = whose, make()
+        return self._tables[1]
+
 
 def keys_of(lanes: Sequence[Lane]) -> RunKey:
     """`key` of each lane, with a lane axis."""
@@ -137,9 +145,12 @@ def keys_of(lanes: Sequence[Lane]) -> RunKey:
 
 
 @jax.jit
-def _base_keys(secret: Array | None, seeds: Array) -> Array:
-    """`Lane.base` of each seed."""
-    return jax.vmap(jax.random.key if secret is None else partial(fold_in, secret))(seeds)
+def _base_key(secret: Array | None, seed: Array) -> Array:
+    """`Lane.base` of a seed."""
+    return jax.random.key(seed) if secret is None else fold_in(secret, seed)
+
+
+_base_keys = jax.jit(jax.vmap(_base_key, in_axes=(None, 0)))
 
 
 def over_lanes(fn: Callable[[PyTree], PyTree], lanes: PyTree, at_once: int) -> PyTree:

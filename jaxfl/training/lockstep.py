@@ -305,28 +305,20 @@ class Lockstep:
         return self._program.node_params(self._state, self._strategy, *places)
 
     def _end_all(self, ending: Sequence[tuple[LaneRecord, str, str | None]]) -> None:
-        """Record lanes that end together; their parameters come in one call."""
+        """Keep the parameters of lanes that end well, and together; then record their ends."""
         self._clock.enter("saving")
-        records = [record for record, _, _ in ending]
-        params = self._params(records) if records and self._final is not None else [None] * len(records)
-        for (record, status, reason), own in zip(ending, params, strict=True):
-            self._end(record, status, reason, params=own)
+        if ending and self._final is not None:
+            records = [record for record, *_ in ending]
+            lanes = [record.lane for record in records]
+            write_params(self._final, self._round, list(zip(lanes, self._params(records), strict=True)))
+        for one in ending:
+            self._end(*one)
 
-    def _end(
-        self,
-        record: LaneRecord,
-        status: str,
-        reason: str | None = None,
-        until: int = 0,
-        params: PyTree | None = None,
-    ) -> None:
-        """Record the end of a lane. Keep its parameters if it ends well, and its state if other lanes go on."""
+    def _end(self, record: LaneRecord, status: str, reason: str | None = None, until: int = 0) -> None:
+        """Record the end of a lane. Keep its state if it ends well and other lanes go on."""
         case, until = record.lane.case, until or self._round
         if status == "finished" and case.last_round < case.num_rounds:
             status, reason = "budget_spent", f"the privacy budget pays for {case.last_round} rounds"
-        if status in WHOLE and self._final is not None:
-            params, lane = self._params([record])[0] if params is None else params, record.lane
-            write_params(self._final, lane.label, self._round, params, lane.node_names, lane.case.class_names)
         if status in WHOLE and self._round not in self._checkpoints.rounds():
             own = Checkpoints(self._directory.path / ENDED / str(record.index), 1, self._directory.owner)
             if self._round not in own.rounds():  # saved by a process that died afterwards
@@ -366,9 +358,9 @@ class Lockstep:
         if self._hook is None:
             return
         ends = on_first(lambda hook: [bool(hook(evaluation_of(line))) for line in lines])(self._hook)
-        for record in itertools.compress(written, ends):
-            if round_index < record.lane.case.last_round:
-                self._end(record, "stopped_early", f"the hook asked for it after round {round_index}")
+        asked = f"the hook asked for it after round {round_index}"
+        early = [one for one in itertools.compress(written, ends) if round_index < one.lane.case.last_round]
+        self._end_all([(record, "stopped_early", asked) for record in early])
 
     def _lines(self, records: Sequence[LaneRecord], measured: Mapping[str, PyTree], round_index: int) -> list[dict]:
         """A line of metrics.jsonl for each lane, with which its next stretch begins."""

@@ -120,8 +120,8 @@ def train(
     clock = Clock("data") if clock is None else clock
     clock.enter("data")
     lanes = lanes_of(cases, key)
-    sizes = {name: [lane.sizes for lane in lanes if lane.name == name] for name in cases}
-    cases = {name: with_statements(case, sizes[name]) for name, case in cases.items()}
+    sizes = {(lane.name, lane.seed): lane.sizes for lane in lanes}
+    cases = {name: with_statements(case, [sizes[name, seed] for seed in case.seeds]) for name, case in cases.items()}
     ended: Records = {}
     conclude = partial(_conclude, run, lanes, cases, key, clock)
     alone, stop = len(lanes) == 1 and only is None, Stop() if stop is None else stop

@@ -108,8 +108,12 @@ class PassDirectory:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """All complete lines, one after the other, as `parse_lines` gives them."""
-        if self._marked().size:
+        if self.has_lines():
             yield from parse_lines(self.path / METRICS)
+
+    def has_lines(self) -> bool:
+        """True if there are lines; OSError where the file is not as this object left it."""
+        return self._marked().size > 0
 
     @on_first
     def mark(self) -> Mark:

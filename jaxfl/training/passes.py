@@ -154,7 +154,8 @@ def _recorded(
     passes = []
     for directory in directories if only is None else [directories[only]]:
         program, ended, begun = of_label[directory.lanes[0]], directory.end(), directory.begun()
-        lanes = tuple(lane for lane in program.lanes if lane.label in directory.lanes)
+        own = {*directory.lanes}
+        lanes = tuple(lane for lane in program.lanes if lane.label in own)
         strategy = None
         if ended is None and begun is not None:
             strategy = as_recorded(program, begun)

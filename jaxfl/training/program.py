@@ -83,11 +83,10 @@ class Program:
             case.algorithm(_concrete_numbers(case))
         checked = set()
         for lane in self.lanes:
-            data = self._uploads.of(lane)
-            data = data._replace(sizes=fetched(data.sizes))
-            sizes = np.asarray(data.sizes).tobytes()
-            if sizes not in checked:
-                checked.add(sizes)
+            if lane.sizes not in checked:
+                checked.add(lane.sizes)
+                data = self._uploads.of(lane)
+                data = data._replace(sizes=fetched(data.sizes))
                 check_start(self._algorithm(self._values(lane)), lane.key, data)
 
     @property
@@ -119,13 +118,18 @@ class Program:
     def tables(self, lanes: Sequence[Lane], strategy: Strategy) -> Tables:
         """Make the tables of these lanes for the compiled functions: of all seeds, or of a single lane's seed."""
         seeds = {lane.seed: lane for lane in (lanes if strategy.num_slots == 1 else self.lanes)}
-        data = [self._uploads.of(lane) for lane in seeds.values()]
+        whose = id(self), strategy, *seeds
+        return self._uploads.tables(whose, lambda: self._made_tables([*seeds.values()], strategy))
+
+    def _made_tables(self, lanes: Sequence[Lane], strategy: Strategy) -> Tables:
+        """The tables, of one lane of each seed."""
+        data = [self._uploads.of(lane) for lane in lanes]
         arrays = [
             {
                 name: measure.prepare(lane.base, own if measure.data is None else measure.data(lane.seed))
                 for name, measure in self.measures.items()
             }
-            for lane, own in zip(seeds.values(), data, strict=True)
+            for lane, own in zip(lanes, data, strict=True)
         ]
         (data, self._with_seeds["data"]), (arrays, self._with_seeds["arrays"]) = stack_seeds(data), stack_seeds(arrays)
         tables = Tables(data, arrays)
@@ -182,7 +186,7 @@ class Program:
             whole = np.asarray(fetched(leaf))
             if strategy.num_slots == 1 or is_shared:
                 return np.broadcast_to(whole, (len(lanes), *whole.shape))
-            return whole[np.asarray(indices)]
+            return whole[: len(lanes)] if [*indices] == [*range(len(lanes))] else whole[np.asarray(indices)]
 
         leaves = zip(jax.tree.leaves(state), self._is_shared, is_read, strict=True)
         columns = {name: [lane.case.numbers[name] for lane in lanes] for name in self.case.numbers}

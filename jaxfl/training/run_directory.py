@@ -34,7 +34,7 @@ from typing import Any
 import filelock
 
 from jaxfl.core import ArgumentError
-from jaxfl.core.lines import Label, Lines
+from jaxfl.core.lines import METRICS, Label, Lines, lines_of
 from jaxfl.training.environment import describe_environment
 from jaxfl.training.json_files import jsonable, read_json, refuse_difference, refuse_form, write_json
 from jaxfl.training.pass_directory import PassDirectory
@@ -118,7 +118,7 @@ class RunDirectory:
 
         Iteration gives a dict for each line. ArgumentError where a file is damaged.
         """
-        return Lines(line for one in self.passes for line in one.lines())
+        return lines_of(one.path / METRICS for one in self.passes if one.has_lines())
 
     def ended(self) -> dict[Label, dict[str, Any]]:
         """Return the end of each lane of the passes that are over."""

@@ -41,7 +41,7 @@ def site_rows(
         statements: case -> its statements, with the epsilon of every node.
     """
     rows: Rows = []
-    parts_of: dict[tuple[str, int], list[list[float | None]]] = {}  # epsilons of a case's nodes, once for all seeds
+    of_seeds: dict[tuple[str, int], dict[int, list[float | None]]] = {}  # epsilons of a case's nodes, once for all
     metrics = dict.fromkeys(name for record in records.values() for name in record.get("nodes", ()))
     alone = [lane for lane in lanes if _ALONE in lane.name.split(", ")]
     for lane in lanes:
@@ -49,11 +49,12 @@ def site_rows(
         if count < 2 or lane.label not in records:
             continue
         stated = next((one for one in statements.get(lane.name, ()) if one["dp_epsilon"] is not None), {})
-        if (lane.name, count) not in parts_of:
+        if (lane.name, count) not in of_seeds:
             own: Any = stated.get("node_epsilons") or [stated.get("dp_epsilon")] * count
-            parts_of[lane.name, count] = np.reshape(own, (-1, count)).tolist()
-        parts = parts_of[lane.name, count]
-        epsilons = parts[lane.case.seeds.index(lane.seed) if len(parts) == len(lane.case.seeds) else 0]
+            parts, seeds = np.reshape(own, (-1, count)).tolist(), lane.case.seeds
+            parts = parts if len(parts) == len(seeds) else parts[:1] * len(seeds)
+            of_seeds[lane.name, count] = dict(zip(seeds, parts, strict=True))
+        epsilons = of_seeds[lane.name, count][lane.seed]
         labels = lane.label, _beside(lane, alone)
         values = [records.get(label, {}).get("nodes", {}) for label in labels]
         for node in range(count):

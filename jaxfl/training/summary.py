@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -380,8 +381,9 @@ def read_results(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     ]
 
 
+@lru_cache(maxsize=4096)  # most columns have few values
 def _value(text: str) -> Any:
-    for kind in (int, float):
+    for kind in () if not text else (float,) if "." in text else (int, float):
         try:
             return kind(text)
         except ValueError:

@@ -16,12 +16,18 @@ import jaxfl
 from jaxfl.core import Variables
 from jaxfl.training import Case, evaluation_set, load_params, open_run, read_run, restore_state, train
 from jaxfl.training.final_params import final_path, write_params
+from jaxfl.training.lanes import Lane
 
 RNG = np.random.default_rng(0)
 
 
 def rows(*shape, nodes=3, dtype: type = np.float32):
     return RNG.normal(size=(nodes, *shape)).astype(dtype)
+
+
+def write(run, label, params, names, classes=()):
+    lane = Lane(label[0], toy_case()._replace(class_names=classes), label[1], "", names)
+    write_params(run, 20, [(lane, params)])
 
 
 STATISTICS = {"norm": {"mean": rows(2)}}
@@ -41,7 +47,7 @@ TREES = {  # tree, as it comes back
 @pytest.mark.parametrize("name", TREES)
 def test_any_tree_comes_back_bit_for_bit_and_node_by_node(tmp_path, name):
     tree, form = TREES[name]
-    write_params(tmp_path, ("A (b = 3)", 7), 20, tree, ("Oslo", "Lund", "Bergen"))
+    write(tmp_path, ("A (b = 3)", 7), tree, ("Oslo", "Lund", "Bergen"))
     actual = load_params(tmp_path, "A (b = 3)", 7)
     expected = tree if form is None else jax.tree.unflatten(jax.tree.structure(form), jax.tree.leaves(tree))
     chex.assert_trees_all_equal(actual, expected, strict=True)
@@ -51,13 +57,13 @@ def test_any_tree_comes_back_bit_for_bit_and_node_by_node(tmp_path, name):
         )
     path = final_path(tmp_path, ("A (b = 3)", 7))
     before = path.read_bytes()
-    write_params(tmp_path, ("A (b = 3)", 7), 20, tree, ("Oslo", "Lund", "Bergen"))
+    write(tmp_path, ("A (b = 3)", 7), tree, ("Oslo", "Lund", "Bergen"))
     assert (path.name, path.read_bytes()) == ("a-b-3_seed_7.safetensors", before)
 
 
 @pytest.mark.parametrize("node", [3, -1, 1.5, True, "Oslo", None])
 def test_what_is_not_there_is_one_sentence(tmp_path, node):
-    write_params(tmp_path, ("A", 0), 20, {"w": rows(2)}, None)
+    write(tmp_path, ("A", 0), {"w": rows(2)}, None)
     if node is None:
         refused(lambda: load_params(tmp_path, "A", 1), "case", "has a_seed_0.safetensors", "diverged")
     else:
@@ -65,7 +71,7 @@ def test_what_is_not_there_is_one_sentence(tmp_path, node):
 
 
 def test_every_flipped_bit_a_cut_file_and_a_file_of_another_lane_are_refused(tmp_path):
-    write_params(tmp_path, ("A", 0), 20, {"w": rows(2), "b": rows()}, ("Oslo", "Lund", "Bergen"), ("no", "yes"))
+    write(tmp_path, ("A", 0), {"w": rows(2), "b": rows()}, ("Oslo", "Lund", "Bergen"), ("no", "yes"))
     path = final_path(tmp_path, ("A", 0))
     whole = path.read_bytes()
     damaged = [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import small_task, uneven_data
@@ -18,7 +19,7 @@ from toy_problem import lasting, toy_algorithm, toy_case, toy_data, toy_with_num
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import push_sum
 from jaxfl.core import ArgumentError, tree
-from jaxfl.training import evaluation_set, read_results, read_run, restore_state
+from jaxfl.training import Measure, evaluation_set, read_results, read_run, restore_state
 from jaxfl.training.lanes import Lane, Strategy, Uploads
 from jaxfl.training.program import Program
 
@@ -216,3 +217,10 @@ def test_lanes_on_two_devices_have_the_same_bytes_as_on_one(tmp_path):
         texts.append(begun(out)["strategy"])
     assert texts == ["one after the other", "one after the other on each of 2 devices"]
     assert lines[0] == lines[1]
+
+
+def test_tables_that_were_made_for_compiling_serve_the_rounds(tmp_path):
+    keys = []
+    own = Measure(lambda params, number: {"number": number}, lambda key, data: keys.append(key) or jnp.float32(1))
+    train_toy(tmp_path, cases_of(STEP_SIZES[:2], seeds=(0, 1), measures={"own": own}))
+    assert [int(jax.random.key_data(key)[-1]) for key in keys] == [0, 1]

@@ -20,7 +20,7 @@ STATED = {
 }
 
 
-def _run(folder, cases=("A", "B"), name="run"):
+def make_run(folder, cases=("A", "B"), name="run"):
     """A run directory of two seeds."""
     folder = folder / name
     (folder / "passes" / "0").mkdir(parents=True)
@@ -77,21 +77,21 @@ def _page(*runs, to):
 
 
 def test_a_page_draws_the_curves_itself_and_takes_in_other_pictures(tmp_path):
-    page, loaded = _page(_run(tmp_path), to=tmp_path)
+    page, loaded = _page(make_run(tmp_path), to=tmp_path)
     assert len(loaded) == 1  # budgets.png
     assert page.count('<figure role="img"') == 3  # accuracy against rounds, bits and epsilon
     assert "toy, digits" in page
 
 
 def test_what_all_statements_rest_on_stands_once(tmp_path):
-    page, _ = _page(_run(tmp_path), to=tmp_path)
+    page, _ = _page(make_run(tmp_path), to=tmp_path)
     assert page.count("clipped at 1") == 1
     assert page.count("only B&#x27;s") == 1
 
 
 def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
     """Claims, then assumptions, then sites, before any picture; no browser is at hand to print it."""
-    run = _run(tmp_path)
+    run = make_run(tmp_path)
     sites = [f"{case},{seed},hospital {k},60,2.5,0.1,0.9" for case in "AB" for seed in (0, 1) for k in range(30)]
     heading = "case,seed,site,samples,dp_epsilon,noise_std,test_accuracy"
     (run / "sites.csv").write_text("\n".join([heading, *sites]) + "\n")
@@ -110,14 +110,14 @@ def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
 
 
 def test_cases_of_several_runs_stand_beside_each_other(tmp_path):
-    page, _ = _page(_run(tmp_path, name="first"), _run(tmp_path, ("<A>",), name="second"), to=tmp_path)
+    page, _ = _page(make_run(tmp_path, name="first"), make_run(tmp_path, ("<A>",), name="second"), to=tmp_path)
     assert "second: &lt;A&gt;" in page
     assert "<A>" not in page
     assert "first: A" in page
 
 
 def test_many_cases_go_from_best_to_worst_and_what_they_share_stands_once(tmp_path):
-    run = _run(tmp_path, tuple("ABCDEF"))
+    run = make_run(tmp_path, tuple("ABCDEF"))
     rows = json.loads((run / "summary.json").read_text())["cases"]
     for (case, row), mean in zip(rows.items(), (0.3, None, 0.9, 0.5, 0.99, 0.7), strict=True):
         row["test_accuracy"]["mean"] = mean
@@ -134,7 +134,7 @@ def test_many_cases_go_from_best_to_worst_and_what_they_share_stands_once(tmp_pa
 
 
 def test_a_statement_without_an_epsilon_stands_without_assumptions(tmp_path):
-    run = _run(tmp_path)
+    run = make_run(tmp_path)
     rows = json.loads((run / "summary.json").read_text())["cases"]
     silent = STATED | {"dp_epsilon": None, "reason": "No noise.", "assumptions": ["clipped at 1", "of nothing"]}
     for row in rows.values():
@@ -148,7 +148,7 @@ def test_a_statement_without_an_epsilon_stands_without_assumptions(tmp_path):
 
 
 def test_without_out_no_page_of_other_runs_is_lost(tmp_path, monkeypatch, capsys):
-    first, second = (str(_run(tmp_path, name=name)) for name in ("first", "second"))
+    first, second = (str(make_run(tmp_path, name=name)) for name in ("first", "second"))
     monkeypatch.chdir(tmp_path)
     assert command.main(["report", first]) == command.main(["report", first, second]) == 0
     assert capsys.readouterr().out == f"{first}/report.html\nreport.html\n"
@@ -159,7 +159,7 @@ def test_without_out_no_page_of_other_runs_is_lost(tmp_path, monkeypatch, capsys
 
 
 def test_the_command_writes_the_page_or_says_in_one_sentence_why_not(tmp_path, capsys):
-    run, page = str(_run(tmp_path)), tmp_path / "page.html"
+    run, page = str(make_run(tmp_path)), tmp_path / "page.html"
     assert command.main(["report", run, "--out", str(page)]) == 0
     assert capsys.readouterr().out == f"{page}\n"
     for wrong, named in ((["report", str(tmp_path)], "RUN"), (["report", run, "--out", f"{page}/a.html"], "--out")):

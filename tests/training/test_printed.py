@@ -25,6 +25,7 @@ from toy_problem import toy_data
 
 from experiments.report.tables import Directive, table
 from jaxfl.analysis import report
+from jaxfl.core.outputs import varying
 from jaxfl.frame import flat, main
 from jaxfl.frame.command_line import parse
 from jaxfl.privacy.selection import selected_epsilon, selection
@@ -194,13 +195,19 @@ def percent(name, values):
 
 def test_both_tables_of_cases(ran):
     on_screen, on_page = printed_tables(ran.lines)[0], ran.page.tables["Results"][0]
+    settings = json.loads((ran.out / "summary.json").read_text())["cases"]
+    columns, names = varying({name: row["settings"] for name, row in settings.items()})
+    case_of = {tuple(cells): name for name, cells in names.items()}
+    assert columns == (["step size"] if ran.is_search else ["step size", "baseline"])
+    assert {*case_of.values()} == {*ran.cases}
     for heading, *rows in (on_screen, on_page):
-        assert {row[0] for row in rows} == {*ran.cases}
+        assert heading[: len(columns)] == columns
+        assert {tuple(row[: len(columns)]) for row in rows} == {*case_of}
         for row in rows:
-            cells, name = dict(zip(heading, row, strict=True)), row[0]
+            cells, name = dict(zip(heading, row, strict=True)), case_of[tuple(row[: len(columns)])]
             statuses = [ran.last[name, seed]["status"] for seed in ran.cases[name]["seeds"]]
             costs = {cost: over_seeds(ends(ran, name, total))[:1] for cost, total in COSTS.items()}
-            for title, cell in list(cells.items())[1:]:
+            for title, cell in list(cells.items())[len(columns) :]:
                 title = title.removesuffix(" (%)")
                 if title in METRICS:
                     says(cell, percent(METRICS[title], over_seeds(ends(ran, name, METRICS[title]))))

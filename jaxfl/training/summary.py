@@ -217,7 +217,7 @@ def summary_table(
     metrics: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss"),
     rank_by: str | None = None,
 ) -> rich.table.Table:
-    """The closing table: a row a case by the options that vary, mean ± deviation over seeds; five or more from the best.
+    """The closing table: a row a case by the options that vary, mean ± deviation over seeds; from five on by rank.
 
     Args:
         summary: content of summary.json.

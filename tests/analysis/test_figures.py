@@ -22,8 +22,8 @@ def test_every_chart_is_written_in_the_format_at_the_width_of_a_column(tmp_path,
     run = make_run(tmp_path)
     assert command.main(["report", str(run), "--figures", form]) == 0
     inches = {
-        "pdf": lambda content: float(re.search(rb"/MediaBox \[ 0 0 ([\d.]+)", content)[1]) / 72,
-        "svg": lambda content: float(re.search(rb'width="([\d.]+)pt"', content)[1]) / 72,
+        "pdf": lambda content: float(re.findall(rb"/MediaBox \[ 0 0 ([\d.]+)", content)[0]) / 72,
+        "svg": lambda content: float(re.findall(rb'width="([\d.]+)pt"', content)[0]) / 72,
         "png": lambda content: struct.unpack(">I", content[16:20])[0] / 300,
     }[form]
     paths = [run / "figures" / f"{name}.{form}" for name in CHARTS]
@@ -52,7 +52,7 @@ def test_letters_of_a_vector_picture_are_text(tmp_path):
 def _cells(table):
     """Rows of a tabular, after a check that its structure holds: columns, escapes, mathematics."""
     begin, *body, end = table.strip().splitlines()
-    columns = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", begin)[1]
+    (columns,) = re.findall(r"^\\begin\{tabular\}\{([lr]+)\}$", begin)
     assert end == r"\end{tabular}"
     rows = [line.removesuffix(r" \\") for line in body if line != r"\hline"]
     assert all(line == r"\hline" or line.endswith(r" \\") for line in body)

@@ -180,9 +180,7 @@ def test_methods_with_a_server_on_a_graph_and_baselines_are_told_apart(case):
     assert (len(on_graph), len(served)) == (1, 1)
     assert on_graph != served
     assert "solid" not in beside
-    assert {to_rgb(style["color"]) for style in styles[9:]} <= {
-        (share,) * 3 for share in np.arange(0, 1, 0.05).round(2)
-    }
+    assert all(len({*to_rgb(style["color"])}) == 1 for style in styles[9:])  # grey
     assert len(set(map(str, styles))) == 13
 
 

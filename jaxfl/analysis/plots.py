@@ -289,9 +289,7 @@ def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int =
     return line
 
 
-def draw_points(
-    axes: Axes, x: Sequence[float], mean: Sequence[float], spread: Any, style: Mapping[str, Any], joined: bool = True
-) -> Any:
+def draw_points(axes: Axes, x: Any, mean: Any, spread: Any, style: Mapping[str, Any], joined: bool = True) -> Any:
     """Draw means with bars (`spread` as for `Axes.errorbar`), by default joined; returns what a legend shows."""
     style = {**style, "marker": _MARKS[style["color"]]} | ({} if joined else {"linestyle": "none"})
     return axes.errorbar(x, mean, yerr=spread, markersize=5, capsize=2.5, **style)

@@ -119,7 +119,7 @@ def _curves(shown: Sequence[Shown]) -> str:
     return f'<div class="panels">{"".join(figures)}</div>{note}' if figures else ""
 
 
-def _svg(draw: Callable[[Axes], None], title: str) -> str:
+def _svg(draw: Callable[[Axes], object], title: str) -> str:
     """A picture within the page; its letters are text."""
     import matplotlib
 

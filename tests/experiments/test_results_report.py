@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report import pictures
-from experiments.report.__main__ import RESULTS, rewritten
-from experiments.report.tables import cell
+from experiments.report.__main__ import RESULTS
+from jaxfl.analysis import page_pictures as pictures
+from jaxfl.analysis.page_tables import cell
+from jaxfl.analysis.pages import rewritten
 from jaxfl.core import ArgumentError
 
 ROWS = [
@@ -140,7 +141,7 @@ def run(page, tmp_path):
 
 def test_options_of_the_configuration_and_best_evaluations_are_columns(run):
     directive = "<!-- table y rows=method,masked,plain,rate,cuts,uncut columns=step_size value=test_accuracy_best -->"
-    lines = rewritten(run(directive), pictures=False)[0].splitlines()
+    lines = rewritten(run("<!-- words embracing=EmbracingFL -->", directive), pictures=False)[0].splitlines()
     assert lines[-1] == "| EmbracingFL, masked, 80, 90, none | 61.0 ± 1.4 | 91.0 ± 1.4 |"
 
 

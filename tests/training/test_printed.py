@@ -23,8 +23,8 @@ from printed_experiment import EXPERIMENT, FRAGILE, LARGE, SITES, SIZES, epsilon
 from run_files import run_lines
 from toy_problem import toy_data
 
-from experiments.report.tables import Directive, table
 from jaxfl.analysis import report
+from jaxfl.analysis.page_tables import Directive, table
 from jaxfl.core.outputs import varying
 from jaxfl.frame import flat, main
 from jaxfl.frame.command_line import parse

@@ -11,7 +11,6 @@ from jaxfl.analysis.plots import (
     draw_curve,
     draw_points,
     legend_below,
-    line_styles,
     new_figure,
     read_lines,
     run_title,
@@ -20,6 +19,7 @@ from jaxfl.analysis.plots import (
     style_axes,
     ticks_at,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.core.lines import Lines
 from jaxfl.frame import Finished, Row
 from jaxfl.privacy.statements import RELATIONS

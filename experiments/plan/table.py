@@ -15,13 +15,13 @@ from jaxfl.analysis.plots import (
     Panel,
     draw_points,
     legend_below,
-    line_styles,
     new_figure,
     run_title,
     save_figure,
     style_axes,
     ticks_at,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.frame import Finished, Request
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import words_of

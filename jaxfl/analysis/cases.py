@@ -15,11 +15,11 @@ from jaxfl.analysis.plots import (
     draw_curve,
     draw_points,
     finish_axes,
-    line_styles,
     read_lines,
     seeds_curve,
     style_axes,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv, varying

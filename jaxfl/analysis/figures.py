@@ -15,7 +15,7 @@ from jaxfl.core.outputs import drop_link
 
 FORMATS = ("pdf", "svg", "png")
 _WIDTH, _HEIGHT = 3.4, 2.3  # inches: a column of a page of two
-_PRINTED: Any = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "lines.linewidth": 1.1}
+_PRINTED: Any = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7}
 _DPI = 300  # of png
 _ESCAPES = {each: f"\\{each}" for each in "&%$#_{}"}
 _ESCAPES |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}

@@ -15,7 +15,6 @@ from jaxfl.analysis.plots import (
     draw_curve,
     draw_points,
     legend_below,
-    line_styles,
     new_figure,
     privacy_notes,
     read_lines,
@@ -26,6 +25,7 @@ from jaxfl.analysis.plots import (
     ticks_at,
     wrapped_notes,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv
 

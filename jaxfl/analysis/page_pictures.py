@@ -31,13 +31,13 @@ from jaxfl.analysis.plots import (
     draw_curve,
     draw_points,
     legend_below,
-    line_styles,
     new_figure,
     save_figure,
     seeds_curve,
     style_axes,
     ticks_at,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
 
@@ -83,7 +83,8 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
         if len(parts) > 1:
             one.set_title(textwrap.fill(part.where[-1].partition(":")[2], 40), fontsize=10)
     if directive.bottom:
-        figure.axes[0].set_ylim(bottom=float(directive.bottom[0]))
+        bottom = float(directive.bottom[0])
+        figure.axes[0].set_ylim(bottom, 1 + 0.05 * (1 - bottom))
     if directive.steps:
         for one in figure.axes:
             one.set_ylim(bottom=0)
@@ -141,7 +142,7 @@ def _note(directive: Directive, folder: Path) -> str:
     if directive.curves:
         if len({line.get("seed") for line in _lines(directive, folder)}) == 1:
             return "one seed"
-        return "line: mean over seeds, band: smallest to largest seed"
+        return "line: mean over seeds" + ("" if directive.bands else ", band: smallest to largest seed")
     if not any("seed" in row for row in read_rows(directive, folder)):
         return "lines: by formula"
     best = (
@@ -168,6 +169,9 @@ def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[s
                 handles[name] = draw_points(axes, at, mean, spread, styles[name])
             else:
                 (handles[name],) = axes.plot(at, mean, **styles[name])
+        elif x and (heights := numbers(best_of(own, directive.best, panel.metric)[0], panel.metric)):
+            name = _name(directive, key)  # what has no place on the axis, a run without noise for one, is a level
+            handles[name] = axes.axhline(float(np.mean(heights)), **styles[name])
     style_axes(axes, panel, directive.words.get(x) or _budget(rows, x) or _AXES.get(x, x.replace("_", " ")))
     if panel.metric.endswith("_lead"):
         axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
@@ -248,6 +252,7 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
     handles, styles = {}, line_styles(of_name)
     for name, own in of_name.items():
         curve = seeds_curve(Lines(own), panel.metric, totals)
+        curve = curve._replace(num_seeds=1) if directive.bands else curve
         if curve.x.size:
             style = styles[name] | ({"drawstyle": "steps-mid"} if directive.steps else {})
             handles[name] = draw_curve(axes, curve, style)

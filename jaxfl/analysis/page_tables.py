@@ -52,7 +52,8 @@ class Directive(NamedTuple):
     title: tuple[str, ...] = ()
     log: tuple[str, ...] = ()  # axes that are logarithmic: x, y
     level: tuple[str, ...] = ()  # heights at which a dotted line is drawn
-    bottom: tuple[str, ...] = ()  # the lower end of the vertical axis
+    bottom: tuple[str, ...] = ()  # the lower end of the vertical axis, of shares
+    bands: tuple[str, ...] = ()  # none: curves have no bands
     marks: tuple[str, ...] = ()  # places of vertical lines
     panels: tuple[str, ...] = ()  # an entry of curves whose values have a panel each, of one height
     steps: tuple[str, ...] = ()  # y: curves of whole numbers that hold for a round each
@@ -97,7 +98,7 @@ def words_of(line: str) -> dict[str, str]:
     text = line.strip()
     if not (text.startswith("<!-- words ") and text.endswith("-->")):
         return {}
-    pairs = [word.partition("=") for word in shlex.split(text.removeprefix("<!-- words").removesuffix("-->"))]
+    pairs = [word.partition(":") for word in shlex.split(text.removeprefix("<!-- words").removesuffix("-->"))]
     return {key: value for key, _, value in pairs}
 
 

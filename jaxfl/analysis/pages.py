@@ -10,7 +10,7 @@ A comment in a page says what the table or the picture after it shows:
 curves NAME_metrics.jsonl. Several names with a + between them are read as one file. An option that a file lacks comes
 from NAME_config.json. The column test_accuracy_best is each seed's highest evaluation in NAME_metrics.jsonl.
 
-A comment `<!-- words KEY=WORDS ... -->` names what stands below it: cases, parts of their names between ", ", values
+A comment `<!-- words KEY:WORDS ... -->` names what stands below it: cases, parts of their names between ", ", values
 and columns. In a KEY {} stands for any text, and in its WORDS for the same; a part whose words are empty is left out.
 """
 

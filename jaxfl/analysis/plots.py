@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.analysis.styles import COLORS, DASHES, GREY, MARKS, line_styles
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.lines import METRICS, Lines, parse_lines
 from jaxfl.core.outputs import drop_link
@@ -22,18 +23,8 @@ if TYPE_CHECKING:  # the import takes half a second, which a run without picture
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colors, told apart with any color vision, without yellow, too pale for a line on white; then four that
-# are far from them.
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-COLORS += ("#3A1FA0", "#8A8A00", "#C00040", "#6B3E00")
-_GREY = "0.75"
-_GREYS = ("0.3", "0.5", "0.65")  # of baselines
-_DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-_MARKS = dict(zip((*COLORS, *_GREYS, _GREY), "osD^vPX*<>pdhH.", strict=True))  # color -> mark of its points
-_BASELINES = ("alone", "pooled", "curator", "without noise")
-_WITH_SERVER = ("DPFL", "ALI-DPFL", "DP-FedAvg", "FedAvg")
-_MOST_IN_LEGEND = len(COLORS) * len(_DASHES)  # lines that look different
+_MOST_IN_LEGEND = len(COLORS) * len(DASHES)  # lines that look different
 _MOST_ALIKE, _IN_FRONT = 12, 5  # of more than 12 cases, the best 5 are drawn over the others in grey
 _LETTERS_FROM = 1e4  # smaller costs are short enough without letters
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
@@ -190,7 +181,7 @@ def draw_panels(
             if curve.x.size and case in front:
                 handles[case] = draw_curve(axes, curve, front[case])
             elif curve.x.size:
-                axes.plot(curve.x, curve.mean, color=_GREY, linewidth=0.7)
+                axes.plot(curve.x, curve.mean, color=GREY, linewidth=0.7)
         finish_axes(axes, panel, axis)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
@@ -282,56 +273,30 @@ def seeds_curve(lines: Lines, metric: str, totals: Sequence[str] = ()) -> Curve:
 
 def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int = 1) -> Any:
     """Draw the mean over seeds against x times `x_unit`, and a band for several seeds; returns the line."""
-    x, marker = x_unit * curve.x, _MARKS[style["color"]] if curve.x.size == 1 else None
+    x, marker = x_unit * curve.x, MARKS[style["color"]] if curve.x.size == 1 else None
     if curve.num_seeds > 1:
         axes.fill_between(x, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
-    (line,) = axes.plot(x, curve.mean, marker=marker, **style)
+    (line,) = axes.plot(x, curve.mean, linewidth=1.8 * _scale(), marker=marker, **style)
     return line
 
 
 def draw_points(axes: Axes, x: Any, mean: Any, spread: Any, style: Mapping[str, Any], joined: bool = True) -> Any:
     """Draw means with bars (`spread` as for `Axes.errorbar`), by default joined; returns what a legend shows."""
-    style = {**style, "marker": _MARKS[style["color"]]} | ({} if joined else {"linestyle": "none"})
-    return axes.errorbar(x, mean, yerr=spread, markersize=5, capsize=2.5, **style)
+    style = {**style, "marker": MARKS[style["color"]]} | ({} if joined else {"linestyle": "none"})
+    return axes.errorbar(x, mean, yerr=spread, markersize=5 * _scale(), capsize=2, linewidth=1.5 * _scale(), **style)
+
+
+def _scale() -> float:
+    """Size of letters over the usual one; lines and points go with it."""
+    import matplotlib
+
+    return matplotlib.rcParams["font.size"] / 10
 
 
 def ticks_at(axes: Axes, places: Sequence[float]) -> None:
     """Number these places of the horizontal axis and no others."""
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
-
-
-def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Give each line of a picture its color and dashes.
-
-    Args:
-        names: of methods, cases or series, in the order of the legend; parts of a name have ", " between them.
-
-    Returns:
-        Name -> style. Baselines are grey and never solid. Where the picture has methods on a graph and methods with a
-        server, the former are solid and the latter dashed; else dashes differ from line to line.
-
-    Examples:
-        >>> styles = line_styles(["PrivSGP, step 1", "DPFL, step 1", "alone"])
-        >>> [style["linestyle"] for style in styles.values()]
-        ['solid', (0, (5, 2)), (0, (1, 1.2))]
-    """
-    parts = {name: name.replace("_", " ").split(", ") for name in names}
-    grey = [name for name, own in parts.items() if {*own} & {*_BASELINES}]
-    served = {name: parts[name][0] in _WITH_SERVER for name in parts if name not in grey}
-    is_mixed, styles = len({*served.values()}) > 1, {}
-    for number, (name, has_server) in enumerate(served.items()):
-        dashes = {"linestyle": _DASHES[(has_server + 2 * (number // len(COLORS))) % 4]} if is_mixed else {}
-        styles[name] = line_style(number) | dashes
-    for number, name in enumerate(grey):
-        styles[name] = {"color": _GREYS[number % 3], "linestyle": _DASHES[1 + (1 + number + number // 3) % 3]}
-    return {name: styles[name] for name in parts}
-
-
-def line_style(number: int) -> dict[str, Any]:
-    """Color and dashes of the line with this number."""
-    # Eleven colors and four kinds of dashes have no common divisor: 44 lines look different.
-    return {"color": COLORS[number % len(COLORS)], "linestyle": _DASHES[number % len(_DASHES)]}
 
 
 def finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:

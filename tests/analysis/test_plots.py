@@ -12,16 +12,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from jaxfl.analysis import plot_run
-from jaxfl.analysis.plots import (
-    COLORS,
-    Panel,
-    draw_panels,
-    legend_below,
-    line_styles,
-    new_figure,
-    save_figure,
-    seeds_curve,
-)
+from jaxfl.analysis.plots import Panel, draw_panels, legend_below, new_figure, save_figure, seeds_curve
+from jaxfl.analysis.styles import COLORS, line_styles
 from jaxfl.core.lines import Lines
 
 PANEL = Panel("train_loss", "training loss")

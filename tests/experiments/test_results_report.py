@@ -141,7 +141,7 @@ def run(page, tmp_path):
 
 def test_options_of_the_configuration_and_best_evaluations_are_columns(run):
     directive = "<!-- table y rows=method,masked,plain,rate,cuts,uncut columns=step_size value=test_accuracy_best -->"
-    lines = rewritten(run("<!-- words embracing=EmbracingFL -->", directive), pictures=False)[0].splitlines()
+    lines = rewritten(run("<!-- words embracing:EmbracingFL -->", directive), pictures=False)[0].splitlines()
     assert lines[-1] == "| EmbracingFL, masked, 80, 90, none | 61.0 ± 1.4 | 91.0 ± 1.4 |"
 
 

@@ -12,7 +12,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from jaxfl.analysis.html_parts import bullets, escaped, section, table_of
 from jaxfl.analysis.plots import new_figure, run_title
 from jaxfl.core import ArgumentError
 from jaxfl.core.outputs import drop_link
-from jaxfl.privacy.statements import rounded_up, simulation, statement_text
+from jaxfl.privacy.statements import SECRET, UNPAID_CHOICE, leaves_out, rounded_up, simulation, statement_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,11 +66,12 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
     parts = [
         section("Results", _results(shown)),
         section("Privacy", _statements(shown)),
+        section("What ε does not cover", _left_out(shown)),
         section("Sites", _sites(shown)),
         section("Curves", _legend(shown) + _curves(shown)),
         section("Pictures of the runs", _pictures(folders)),
         section("Differences of configuration", _differences(shown)),
-        section("Where it ran", _environments(folders)),
+        section("How to run it again", _again(shown, folders)),
     ]
     opened = "addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(d => d.open = true))"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escaped(title)}</title>'
@@ -148,7 +149,7 @@ def _pictures(folders: Sequence[Path]) -> str:
 
 def _statements(shown: Sequence[Shown]) -> str:
     """Every statement, and its assumptions where it has an epsilon; what several cases share stands once."""
-    claims = [one.get("assumptions", []) for one in all_statements(shown) if one["dp_epsilon"] is not None]
+    claims = [_rests(one) for one in all_statements(shown) if one["dp_epsilon"] is not None]
     common = [text for text in claims[0] if all(text in one for one in claims)] if claims else []
     groups: dict[tuple[str, ...], list[Shown]] = {}  # lines of statements -> the cases that state them
     for one in shown:
@@ -158,7 +159,7 @@ def _statements(shown: Sequence[Shown]) -> str:
         items = []
         for number, line in enumerate(texts):
             same = [one.row["privacy"][number] for one in alike]
-            rests = [[t for t in s["assumptions"] if s["dp_epsilon"] is not None and t not in common] for s in same]
+            rests = [[t for t in _rests(s) if s["dp_epsilon"] is not None and t not in common] for s in same]
             shared = [text for text in rests[0] if all(text in rest for rest in rests)]
             own = [(one, [t for t in rest if t not in shared]) for one, rest in zip(alike, rests, strict=True)]
             apart = [f"{one.label}: {'; '.join(rest)}" for one, rest in own if rest]
@@ -171,6 +172,20 @@ def _statements(shown: Sequence[Shown]) -> str:
     if common:
         parts.append(f"<details><summary>Assumptions of all statements</summary>{bullets(common)}</details>")
     return "".join(parts)
+
+
+def _rests(stated: Mapping[str, Any]) -> list[str]:
+    """The assumptions that a statement rests on."""
+    return [text for text in stated.get("assumptions", []) if not leaves_out(text)]
+
+
+def _left_out(shown: Sequence[Shown]) -> str:
+    """Everything that some statement with an epsilon leaves out, by its own words."""
+    claims = [stated for stated in all_statements(shown) if stated["dp_epsilon"] is not None]
+    texts = dict.fromkeys(text for one in claims for text in one.get("assumptions", []) if leaves_out(text))
+    if UNPAID_CHOICE in texts and len(shown) > 1:
+        texts[f"a choice among the {len(shown)} cases of this page looks at their test results"] = None
+    return bullets([*texts])
 
 
 def _sites(shown: Sequence[Shown]) -> str:
@@ -191,13 +206,8 @@ def _sites(shown: Sequence[Shown]) -> str:
                 [site, f"{means['samples']:.0f}", epsilon, *(_number(name, means[name]) for name in [*means][1:])]
             )
         if rows:
-            heading = [
-                "site",
-                "samples",
-                "ε",
-                "noise",
-                *(METRICS.get(name, name.replace("_", " ")) for name in metrics),
-            ]
+            heading = ["site", "samples", "ε", "noise"]
+            heading += [METRICS.get(name, name.replace("_", " ")) for name in metrics]
             opened = " open" if len(shown) == 1 and len(rows) <= 20 else ""
             parts.append(f"<details{opened}><summary>{escaped(one.label)}</summary>{table_of(heading, rows)}</details>")
     return "".join(parts)
@@ -228,9 +238,20 @@ def _differences(shown: Sequence[Shown]) -> str:
     return f"{table}<details><summary>{len(same)} options that all share</summary>{shared}</details>"
 
 
-def _environments(folders: Sequence[Path]) -> str:
-    """Versions and machine, with a column for each run."""
+def _again(shown: Sequence[Shown], folders: Sequence[Path]) -> str:
+    """Commands, what comes out equal, and versions and machine, with a column for each run."""
+    commands = [read_json(folder / "summary.json").get("command_line") for folder in folders]
+    texts = [
+        f"{folder.name}: {text or 'a call of jaxfl.training.train'}"
+        for folder, text in zip(folders, commands, strict=True)
+    ]
+    if any(SECRET in text for stated in all_statements(shown) for text in stated.get("assumptions", [])):
+        equal = "The key is secret: a second run has batches and noise of its own, and its epsilon adds to this one."
+    else:
+        equal = "On the same machine with the same versions and data all numbers come out equal, bit for bit."
+        equal += " Elsewhere epsilon is the same, and results differ by rounding, which training may enlarge."
     environments = [read_json(folder / "config.json").get("environment", {}) for folder in folders]
     names = dict.fromkeys(name for environment in environments for name in environment)
     rows = [[name, *(environment.get(name, "–") for environment in environments)] for name in names]
-    return table_of(["", *(folder.name for folder in folders)], rows) if names else ""
+    table = table_of(["", *(folder.name for folder in folders)], rows) if names else ""
+    return f"{bullets(texts)}<p>{equal}</p>{table}"

@@ -151,6 +151,7 @@ class Request(NamedTuple):
     cache: str = "default"  # value of --compilation-cache, for jobs
     search: Search | None = None  # a private selection
     clock: Clock | None = None  # of the command
+    arguments: Sequence[str] | None = None  # of the command
 
     @property
     def config(self) -> Any:

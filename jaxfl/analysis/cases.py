@@ -12,14 +12,12 @@ import numpy as np
 from jaxfl.analysis.plots import (
     X_AXES,
     Panel,
-    draw_curve,
+    draw_curves,
     draw_points,
-    finish_axes,
     read_lines,
-    seeds_curve,
     style_axes,
 )
-from jaxfl.analysis.styles import line_styles
+from jaxfl.analysis.styles import GREY, line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv, varying
@@ -179,9 +177,8 @@ def results(shown: Sequence[Shown]) -> tuple[list[str], list[list[str]]]:
 
 
 def styles_of(shown: Sequence[Shown]) -> dict[str, dict[str, Any]]:
-    """Label -> style of its line; further cases than `MOST_COLORED` are grey."""
-    plain = {"color": "0.75", "linestyle": "solid"}
-    return {one.label: plain for one in shown} | line_styles(one.label for one in shown[:MOST_COLORED])
+    """Label -> style of its line; cases beyond `MOST_COLORED` have none."""
+    return line_styles(one.label for one in shown[:MOST_COLORED])
 
 
 def charts(shown: Sequence[Shown]) -> list[Chart]:
@@ -200,18 +197,10 @@ def charts(shown: Sequence[Shown]) -> list[Chart]:
 
 def _against(shown: Sequence[Shown], panel: Panel, x: str) -> Chart:
     """One metric of every case against rounds or a cost."""
-    axis, styles = X_AXES[x], styles_of(shown)
+    axis, of_case = X_AXES[x], {one.label: one.lines for one in shown}
 
     def draw(axes: Axes) -> dict[str, Any]:
-        handles = {}
-        for number, one in reversed(list(enumerate(shown))):  # the first case lies on top
-            curve = seeds_curve(one.lines, panel.metric, axis.totals)
-            if curve.x.size and number < MOST_COLORED:
-                handles[one.label] = draw_curve(axes, curve, styles[one.label])
-            elif curve.x.size:
-                axes.plot(curve.x, curve.mean, color=styles[one.label]["color"], linewidth=0.7)
-        finish_axes(axes, panel, axis)
-        return {one.label: handles[one.label] for one in shown if one.label in handles}
+        return draw_curves(axes, of_case, panel, axis, styles_of(shown))[0]
 
     return Chart(f"{panel.metric}_{x}", f"{panel.label} against {axis.label}", draw)
 
@@ -222,19 +211,19 @@ def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
 
     def draw(axes: Axes) -> dict[str, Any]:
         handles, grounds = {}, dict[str, None]()
-        for number, one in enumerate(shown):
+        for one in shown:
             stated, ends = _stated(one), one.row.get(panel.metric)
             values = [value for value in (ends or {}).get("per_seed", []) if value is not None]
             if stated is not None and values:
                 mean = float(np.mean(values))
                 spread = [[mean - min(values)], [max(values) - mean]]
-                points = draw_points(axes, [stated["dp_epsilon"]], [mean], spread, styles[one.label], joined=False)
-                handles |= {one.label: points} if number < MOST_COLORED else {}
+                style = styles.get(one.label, {"color": GREY})
+                handles[one.label] = draw_points(axes, [stated["dp_epsilon"]], [mean], spread, style, joined=False)
                 relation = stated["neighboring_relation"]
                 grounds[f"{stated['bound']}, {RELATIONS.get(relation, relation)}"] = None
         style_axes(axes, panel, f"ε ({' or '.join(grounds)})")
         if axes.dataLim.x0 > 0 and axes.dataLim.x1 / axes.dataLim.x0 > 8:
             axes.set_xscale("log")
-        return handles
+        return {name: handles[name] for name in styles if name in handles}
 
     return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw)

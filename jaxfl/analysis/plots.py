@@ -175,14 +175,9 @@ def draw_panels(
     handles = {}
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, num_columns, index + 1)
-        for case in [*(case for case in of_case if case not in front), *front]:
-            curve = seeds_curve(of_case[case], panel.metric, axis.totals)
-            num_seeds = max(num_seeds, curve.num_seeds)
-            if curve.x.size and case in front:
-                handles[case] = draw_curve(axes, curve, front[case])
-            elif curve.x.size:
-                axes.plot(curve.x, curve.mean, color=GREY, linewidth=0.7)
-        finish_axes(axes, panel, axis)
+        own, most = draw_curves(axes, of_case, panel, axis, front)
+        handles |= own
+        num_seeds = max(num_seeds, most)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
     if len(handles) > _MOST_IN_LEGEND:
@@ -269,6 +264,22 @@ def seeds_curve(lines: Lines, metric: str, totals: Sequence[str] = ()) -> Curve:
         mean[alike], low[alike], high[alike] = values.mean(axis=1), values.min(axis=1), values.max(axis=1)
         x[alike] = np.sum([cost[rows] for cost in costs], axis=0).mean(axis=1) if costs else rounds[alike]
     return Curve(x if costs else rounds.astype(np.int64), mean, low, high, int(counts.max(initial=0)))
+
+
+def draw_curves(
+    axes: Axes, of_name: Mapping[str, Lines], panel: Panel, axis: XAxis, styles: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Any], int]:
+    """Draw a metric of each name, with axes; a name without a style is grey. Returns handles, and the most seeds."""
+    handles, most = {}, 1
+    for name in [*(name for name in of_name if name not in styles), *styles]:
+        curve = seeds_curve(of_name[name], panel.metric, axis.totals)
+        most = max(most, curve.num_seeds)
+        if curve.x.size and name in styles:
+            handles[name] = draw_curve(axes, curve, styles[name])
+        elif curve.x.size:
+            axes.plot(curve.x, curve.mean, color=GREY, linewidth=0.7)
+    finish_axes(axes, panel, axis)
+    return {name: handles[name] for name in styles if name in handles}, most
 
 
 def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int = 1) -> Any:

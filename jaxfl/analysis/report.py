@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BEFORE_METRICS = 9  # columns of sites.csv
 _MOST_NAMED = 3  # cases, before a statement that they share
 _DRAWN_ELSEWHERE = "training.png"  # the page draws these curves itself, for all runs together
 
@@ -195,7 +194,8 @@ def _sites(shown: Sequence[Shown]) -> str:
         groups: dict[str, list[Mapping[str, str]]] = {}
         for row in one.sites:
             groups.setdefault(row["site"], []).append(row)
-        names = [*one.sites[0]][_BEFORE_METRICS:] if one.sites else []
+        names = [*one.sites[0]] if one.sites else []
+        names = names[names.index("noise_std") + 1 :] if names else []
         metrics = [name for name in names if any(row[name] for row in one.sites)]
         rows = []
         for site, own in groups.items():

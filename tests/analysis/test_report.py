@@ -9,6 +9,7 @@ from helpers import refused
 
 from jaxfl import command
 from jaxfl.analysis.report import write_report
+from jaxfl.privacy.statements import ONE_RUN, SECRET, SIMULATED, UNPAID_CHOICE
 
 STATED = {
     "bound": "proven",
@@ -107,6 +108,42 @@ def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
     assert "<td class=long>--x" in page
     for rule in ("@media print", "details::details-content", "beforeprint"):
         assert rule in page
+
+
+def test_what_epsilon_leaves_out_and_how_to_run_again_have_parts_of_their_own(tmp_path):
+    run = make_run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    for row in summary["cases"].values():
+        row["privacy"][0]["assumptions"] += [ONE_RUN, UNPAID_CHOICE, "sizes are public and fixed", SIMULATED]
+    summary["command_line"] = "python -m experiments.toy --grid 'step_size=1,2'"
+    (run / "summary.json").write_text(json.dumps(summary))
+    page, _ = _page(run, to=tmp_path)
+    parts = {part.partition("</h2>")[0]: part for part in page.split("<h2>")[1:]}
+    left_out = ("of one run", "hyper-parameters", "are public", "take the noise off", "choice among the 2 cases")
+    for text in left_out:
+        assert page.count(text) == 1
+        assert text in parts["What ε does not cover"]
+    assert "clipped at 1" in parts["Privacy"]
+    again = parts["How to run it again"]
+    assert "run: python -m experiments.toy --grid &#x27;step_size=1,2&#x27;" in again
+    assert "bit for bit" in again
+    assert "1.2.3" in again
+    summary["cases"]["B"]["privacy"][0]["assumptions"][-1] = SECRET
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert "bit for bit" not in _page(run, to=tmp_path)[0], "a secret key gives other noise"
+
+
+def test_options_that_vary_are_columns_and_the_best_row_is_marked(tmp_path):
+    run = make_run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    for number, row in enumerate(summary["cases"].values()):
+        row["settings"] = {"method": "M", "step_size": 0.1 + number}
+        row["test_accuracy"]["mean"] = 0.5 + 0.1 * number
+    (run / "summary.json").write_text(json.dumps(summary))
+    page, _ = _page(run, to=tmp_path)
+    assert "<tr><th>step size</th><th>ε</th>" in page
+    assert "<tr><td>0.1</td>" in page
+    assert "<tr class=best><td>1.1</td>" in page
 
 
 def test_cases_of_several_runs_stand_beside_each_other(tmp_path):

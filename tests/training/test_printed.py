@@ -272,6 +272,8 @@ def test_sites(ran):
             assert row["dp_epsilon"] == expected
     shown = dict(zip(ran.page.summaries[-1 - len(ran.cases) : -1], ran.page.tables["Sites"], strict=True))
     assert {*shown} == {*ran.cases}
+    heading = ["site", "samples", "ε", "noise", "test accuracy"]
+    assert all(rows[0] == heading for rows in shown.values())
     tables = [(name, rows) for name, (_, *rows) in shown.items()]
     if not ran.is_search:
         tables.append((winner(ran), printed_tables(ran.lines)[1][1:]))
@@ -365,5 +367,9 @@ def test_options_and_environment(ran):
     assert shared.keys() | {*differing[0][1:]} == ran.config["config"].keys() - {"cases"}
     for key, text in shared.items():
         assert {json.dumps(options[key]).strip('"') for options in ran.cases.values()} == {text}
-    (environment,) = ran.page.tables["Where it ran"]
+    (environment,) = ran.page.tables["How to run it again"]
+    (command,) = [item for item in ran.page.items if item.startswith("run: ")]
+    words = shlex.split(command.partition(" --")[2])
+    again = parse(EXPERIMENT, ["--" + words[0], *words[1:]])[0].rows
+    assert ran.is_search or again.keys() == ran.cases.keys()  # a search draws other values from its secret key
     assert dict(environment[1:]) == {key: str(value) for key, value in ran.config["environment"].items()}

@@ -16,6 +16,7 @@ from jaxfl.analysis.plots import (
     draw_points,
     read_lines,
     style_axes,
+    ticks_at,
 )
 from jaxfl.analysis.styles import GREY, line_styles
 from jaxfl.core import ArgumentError
@@ -41,6 +42,7 @@ METRICS = {  # entry of summary.json -> heading
 }
 _COSTS = {"bits_sent": "bits sent", "simulated_seconds": "simulated seconds", "joules": "joules"}
 MOST_COLORED = 14  # cases; further ones are grey
+_MOST_TICKS = 6  # that fit side by side
 FEWEST_SORTED = 5  # cases, as in the closing table of a run
 
 
@@ -210,7 +212,7 @@ def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
     styles = styles_of(shown)
 
     def draw(axes: Axes) -> dict[str, Any]:
-        handles, grounds = {}, dict[str, None]()
+        handles, grounds, places = {}, dict[str, None](), list[float]()
         for one in shown:
             stated, ends = _stated(one), one.row.get(panel.metric)
             values = [value for value in (ends or {}).get("per_seed", []) if value is not None]
@@ -219,11 +221,15 @@ def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
                 spread = [[mean - min(values)], [max(values) - mean]]
                 style = styles.get(one.label, {"color": GREY})
                 handles[one.label] = draw_points(axes, [stated["dp_epsilon"]], [mean], spread, style, joined=False)
+                places.append(stated["dp_epsilon"])
                 relation = stated["neighboring_relation"]
                 grounds[f"{stated['bound']}, {RELATIONS.get(relation, relation)}"] = None
         style_axes(axes, panel, f"ε ({' or '.join(grounds)})")
         if axes.dataLim.x0 > 0 and axes.dataLim.x1 / axes.dataLim.x0 > 8:
             axes.set_xscale("log")
+        places = sorted({float(f"{point:.3g}") for point in places})
+        if len(places) <= _MOST_TICKS:
+            ticks_at(axes, places)
         return {name: handles[name] for name in styles if name in handles}
 
     return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw)

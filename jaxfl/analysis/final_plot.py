@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -62,13 +62,6 @@ _MOST_TICKS = 10  # labels that fit side by side
 _SCATTERED = 5  # a number with at least this many values is an axis of a scatter plot
 _MOST_PAIRS = 6  # pairs of numbers in a scatter plot
 Settings = Mapping[str, Mapping[str, Any]]
-
-
-class Point(NamedTuple):
-    """Final point of one case."""
-
-    x: float
-    values: np.ndarray  # (seeds,), float64
 
 
 def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path]:
@@ -179,14 +172,10 @@ def _draw_final(run_dir: Path, lines: Lines, settings: Settings, axis: str) -> P
     handles: dict[str, Any] = {}
     for axes, panel in zip(all_axes, _PANELS, strict=True):
         for label, cases in groups.items():
-            points = [Point(float(settings[name][axis]), _values(ends, name, panel.metric)) for name in cases]
-            points = sorted((point for point in points if point.values.size), key=lambda point: point.x)
-            mean = np.array([point.values.mean() for point in points])
-            spread = [
-                [m - point.values.min() for m, point in zip(mean, points, strict=True)],
-                [point.values.max() - m for m, point in zip(mean, points, strict=True)],
-            ]
-            handles[label] = draw_points(axes, [point.x for point in points], mean, spread, styles[label])
+            known = {name: own for name in cases if (own := _values(ends, name, panel.metric)).size}
+            points = sorted((float(settings[name][axis]), v.mean(), v.min(), v.max()) for name, v in known.items())
+            x, mean, low, high = np.reshape(points, (-1, 4)).T
+            handles[label] = draw_points(axes, x, mean, [mean - low, high - mean], styles[label])
         style_axes(axes, panel, _axis_label(axis))
         ticks = sorted({float(row[axis]) for row in settings.values()})
         if (axis in ("iterations", "noise_std") and ticks[0] > 0) or _is_log(ticks):

@@ -201,10 +201,13 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="jaxfl", description="Private decentralised and federated learning.", allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    page = "Write one HTML page, with no other files, about runs that have ended."
+    page = "Write one HTML page, with no other files, about runs that have ended, or figures and a table for a paper."
     report = commands.add_parser("report", help=page, description=page, allow_abbrev=False)
     report.add_argument("runs", nargs="+", metavar="RUN", help="directory of a run, as experiments leave it")
-    report.add_argument("--out", metavar="FILE", help="the page (default RUN/report.html; of several ./report.html)")
+    forms = "write pictures one column wide and results.tex, a table of LaTeX, in place of the page"
+    report.add_argument("--figures", choices=("pdf", "svg", "png"), help=forms)
+    out = "the page, or the folder of figures (default RUN/report.html, RUN/figures; of several runs in this folder)"
+    report.add_argument("--out", metavar="PATH", help=out)
     about = "Compute the epsilon of a planned run, or the least noise for a budget; published and proven bounds."
     epsilon = commands.add_parser("epsilon", help=about, description=about, allow_abbrev=False)
 
@@ -371,12 +374,17 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _page_of(runs: Sequence[str]) -> Path:
-    """Path of the page without --out: in the run; of several runs in the current folder, which may not have one yet."""
-    page = Path(runs[0] if len(runs) == 1 else ".") / "report.html"
-    if len(runs) > 1 and page.exists():
-        raise ArgumentError("path", "must be given where ./report.html is there", "got none", f"Pass --out {page}.")
-    return page
+def _report(args: argparse.Namespace) -> list[Path]:
+    """Write the page or the figures; without --out in the run, or of several runs in this folder, if none is there."""
+    from jaxfl.analysis import figures, report  # and matplotlib
+
+    name = "report.html" if args.figures is None else "figures"
+    path = Path(args.out or Path(args.runs[0] if len(args.runs) == 1 else ".") / name)
+    if not args.out and len(args.runs) > 1 and path.exists():
+        raise ArgumentError("path", f"must be given where ./{name} is there", "got none", f"Pass --out {path}.")
+    if args.figures is not None:
+        return figures.write_figures(args.runs, path, args.figures)
+    return [report.write_report(args.runs, path)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -384,9 +392,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
         if args.command == "report":
-            from jaxfl.analysis.report import write_report  # and matplotlib
-
-            print(write_report(args.runs, args.out or _page_of(args.runs)))
+            print(*_report(args), sep="\n")
             return 0
         answers = answer(args)
     except ArgumentError as error:

@@ -209,11 +209,11 @@ jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2)
 [tests/frame/test_frame_request.py]
 jaxfl/frame/grid.py: itertools.product(*rows) => zip(*rows)
 [tests/training/test_printed.py]
-jaxfl/analysis/report.py: = winner["privacy"] + cases[winner["case"]]["privacy"] => = cases[winner["case"]]["privacy"]
+jaxfl/analysis/cases.py: = winner["privacy"] + cases[winner["case"]]["privacy"] => = cases[winner["case"]]["privacy"]
 jaxfl/analysis/report.py: if any(row[name] for row in one.sites)] => if one.sites[0][name]]
 jaxfl/analysis/report.py: epsilon = rounded_up(max(epsilons), 4) => epsilon = rounded_up(min(epsilons), 4)
 jaxfl/analysis/report.py: _mean([row[name] for row in own]) => _mean([row[name] for row in own[:1]])
-jaxfl/analysis/report.py: {k: v for k, v in changes.get(name, {}).items() if k != "seeds"} => {}
+jaxfl/analysis/cases.py: {k: v for k, v in changes.get(name, {}).items() if k != "seeds"} => {}
 jaxfl/analysis/report.py: own = [(one, [t for t => own = [(alike[0], [t for t
 jaxfl/training/sites.py: parts if len(parts) == len(seeds) else => 
 jaxfl/training/sites.py: noise[node % len(noise)] if noise => noise[0] if noise
@@ -235,7 +235,7 @@ jaxfl/frame/run.py: rounds = max(entry["rounds_per_seed"]) => rounds = min(entry
 jaxfl/frame/selecting.py: privacy = _paid(search, cases[name], row["privacy"]) => privacy = list(row["privacy"])
 jaxfl/privacy/statements.py: digits, decimal.ROUND_CEILING) => digits, decimal.ROUND_FLOOR)
 [tests/analysis/test_report.py]
-jaxfl/analysis/report.py: for one in shown if not _is_baseline(one)} => for one in shown}
+jaxfl/analysis/cases.py: for one in shown if not is_baseline(one)} => for one in shown}
 jaxfl/analysis/report.py: if s["dp_epsilon"] is not None and t not in common] => if t not in common]
 [tests/analysis/test_plots.py tests/analysis/test_final_plot.py]
 jaxfl/analysis/final_plot.py: if row["status"] == "diverged"} => if False}

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.axes import Axes
 
-from jaxfl.analysis.plots import Panel, line_style, style_axes
+from jaxfl.analysis.plots import Panel, style_axes
+from jaxfl.analysis.styles import line_style
 from jaxfl.core import PyTree
 from jaxfl.core.platform import is_cpu
 

@@ -9,15 +9,17 @@ from typing import Any
 from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
+    draw_points,
     legend_below,
-    line_style,
     new_figure,
     read_lines,
     run_title,
     save_figure,
     seeds_curve,
     style_axes,
+    ticks_at,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.core.lines import Lines
 from jaxfl.frame import Finished, Row
 from jaxfl.privacy.statements import RELATIONS
@@ -30,7 +32,6 @@ _METRICS = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_
 _OWN = ("method", "target_epsilon", "step_size", "baseline")
 _COSTS = ("bits_sent", "simulated_seconds", "joules")
 _ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)
-_MARKS = "osD^vPX*"
 _AGAINST = {"total_bits_sent": "bits sent by all nodes", "total_simulated_seconds": "simulated seconds"}
 
 
@@ -114,26 +115,23 @@ def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
     panels, by_case, handles = figure.subplots(1, 3, sharey=True), read_lines(folder).after(0).by_case(), {}
     budgets = sorted({row["target_epsilon"] for row in rows} - {None})
     middle = budgets[len(budgets) // 2]
-    for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
-        own, style = [row for row in rows if row["method"] == method], line_style(number)
+    for method, style in line_styles(dict.fromkeys(row["method"] for row in rows)).items():
+        own = [row for row in rows if row["method"] == method]
         height = [row["test_accuracy"] for row in own]
         spread = [row["test_accuracy_std"] or 0.0 for row in own]
         if method in SILENT:
-            handles[method] = panels[0].axhline(height[0], color="0.5", linestyle=style["linestyle"])
+            handles[method] = panels[0].axhline(height[0], **style)
             continue
         x = [row["target_epsilon"] for row in own]
-        style = {**style, "color": "0.5"} if method == "alone" else style
-        mark = {"marker": _MARKS[number % len(_MARKS)], "markersize": 5}
-        handles[method] = panels[0].errorbar(x, height, spread, capsize=2, **mark, **style)
+        handles[method] = draw_points(panels[0], x, height, spread, style)
         (best,) = [row for row in own if row["target_epsilon"] == middle] or [own[0]]
         of_case = by_case.get(best["case"], Lines())
         for axes, cost in zip(panels[1:], _AGAINST, strict=True):
             if any(column.any() for column in of_case.columns(cost)):
                 draw_curve(axes, seeds_curve(of_case, "test_accuracy", (cost,)), style)
-    style_axes(panels[0], _ACCURACY, "proven epsilon")
+    style_axes(panels[0], _ACCURACY, f"proven ε ({relation})")
     panels[0].set(title="at the end, best step of each", xscale="log")
-    panels[0].set_xticks(budgets, [f"{budget:g}" for budget in budgets])
-    panels[0].minorticks_off()
+    ticks_at(panels[0], budgets)
     for axes, label in zip(panels[1:], _AGAINST.values(), strict=True):
         style_axes(axes, _ACCURACY, label)
         axes.set(title=f"during training, at ε = {middle:g}", xscale="log", ylabel=None)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.analysis import plots
-from jaxfl.analysis.plots import Panel, legend_below, line_style, new_figure, run_title, save_figure, style_axes
+from jaxfl.analysis.plots import Panel, legend_below, new_figure, run_title, save_figure, style_axes
+from jaxfl.analysis.styles import line_style
 from jaxfl.frame import Finished, override
 from jaxfl.training.json_files import write_json
 

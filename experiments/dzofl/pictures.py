@@ -11,7 +11,6 @@ from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
     legend_below,
-    line_style,
     new_figure,
     read_lines,
     run_title,
@@ -19,6 +18,7 @@ from jaxfl.analysis.plots import (
     seeds_curve,
     style_axes,
 )
+from jaxfl.analysis.styles import line_style
 from jaxfl.core.lines import Lines
 from jaxfl.frame import Finished
 from jaxfl.training.summary import with_prefix

@@ -15,15 +15,6 @@ from jaxfl.core.tasks import cross_entropy
 from jaxfl.frame import Choice
 
 NARROW = ("width_reduction", "ordered_dropout")
-TITLES = {
-    "embracing": "EmbracingFL",
-    "width_reduction": "width reduction",
-    "ordered_dropout": "FjORD",
-    "first_half": "first half",
-    "random_blocks": "random blocks",
-    "fed_avg": "FedAvg, strong alone",
-    "alone": "alone",
-}
 CLASSES = ("strong", "moderate", "weak")
 
 

@@ -11,7 +11,17 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from jaxfl.analysis.plots import Panel, legend_below, line_style, new_figure, run_title, save_figure, style_axes
+from jaxfl.analysis.plots import (
+    Panel,
+    draw_points,
+    legend_below,
+    new_figure,
+    run_title,
+    save_figure,
+    style_axes,
+    ticks_at,
+)
+from jaxfl.analysis.styles import line_styles
 from jaxfl.frame import Finished, Request
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import words_of
@@ -167,26 +177,25 @@ def _draw(finished: Finished, rows: Sequence[Best]) -> Path:
     """Mean and worst site's accuracy against epsilon; what has no noise is a level."""
     folder = finished.run.path
     figure = new_figure(10.4, 4.2, run_title(folder / "config.json"))
-    all_axes, handles = figure.subplots(1, 2, sharey=True), {}
+    all_axes, handles, styles = figure.subplots(1, 2, sharey=True), {}, line_styles(_HOW.values())
     budgets = sorted({row.budget for row in rows if row.budget is not None})
     for axes, panel in zip(all_axes, _PANELS, strict=True):
-        for number, baseline in enumerate(_HOW):
+        for baseline, how in _HOW.items():
             own = [row for row in rows if row.baseline == baseline]
             values = [row.result[panel.metric] for row in own]
-            heights, style = [value["mean"] for value in values], line_style(number)
+            heights = [value["mean"] for value in values]
             if not own:
                 continue
             if own[0].budget is None:
-                handles[_HOW[baseline]] = axes.axhline(heights[0], linewidth=1.8, **style)
+                handles[how] = axes.axhline(heights[0], linewidth=1.8, **styles[how])
                 continue
             spread = [value["std"] or 0.0 for value in values]
             x = [row.budget for row in own]
-            handles[_HOW[baseline]] = axes.errorbar(x, heights, spread, marker="o", capsize=3, linewidth=1.8, **style)
+            handles[how] = draw_points(axes, x, heights, spread, styles[how])
         style_axes(axes, panel, "privacy budget ε of every site")
         if budgets:
             axes.set_xscale("log")
-            axes.set_xticks(budgets, [f"{budget:.3g}" for budget in budgets])
-            axes.minorticks_off()
+            ticks_at(axes, [float(f"{budget:.3g}") for budget in budgets])
     notes = ["best step of each; mean and standard deviation over seeds"]
     legend_below(figure, handles, notes)
     return save_figure(figure, folder / "plots" / "plan.png")

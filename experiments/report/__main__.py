@@ -1,14 +1,6 @@
 """Rewrite the tables and pictures of result pages: python -m experiments.report [PAGE.md ...] [--check].
 
-A comment in a page says what the table or the picture after it shows:
-
-    <!-- table fig7 rows=step_size columns=iterations where=method:PrivSGP-VR -->
-    <!-- picture fig7 x=iterations lines=step_size title="MNIST, 50 nodes" -->
-    <!-- picture fig9 curves=case y=test_accuracy title="MNIST, 50 nodes" -->
-
-`tables.Directive` lists the options. A directive reads NAME_results.csv, one row for each case and seed, or for curves
-NAME_metrics.jsonl. Several names with a + between them are read as one file. An option that a file lacks is taken from
-NAME_config.json. The column test_accuracy_best is each seed's highest evaluation in NAME_metrics.jsonl.
+`jaxfl.analysis.pages` says what comments in a page stand for.
 """
 
 from __future__ import annotations
@@ -18,34 +10,10 @@ from pathlib import Path
 
 import tyro
 
-from experiments.report.pictures import draw
-from experiments.report.tables import Directive, table
+from jaxfl.analysis.pages import rewritten
 from jaxfl.core import ArgumentError
 
 RESULTS = Path(__file__).parents[1] / "results"
-
-
-def rewritten(page: Path, *, pictures: bool) -> tuple[str, list[Path]]:
-    """The text of a page with its tables made anew, and its pictures, drawn if asked for.
-
-    Raises:
-        ArgumentError: a directive that cannot be read, or a file that is missing.
-    """
-    lines, written, drawn = page.read_text(encoding="utf-8").splitlines(), list[str](), list[Path]()
-    place = 0
-    while place < len(lines):
-        written.append(lines[place])
-        directive = Directive.parse(lines[place])
-        place += 1
-        if directive is None:
-            continue
-        if directive.kind == "table":
-            written += table(directive, page.parent)
-            while place < len(lines) and lines[place].startswith("|"):
-                place += 1
-        elif pictures:
-            drawn.append(draw(directive, page.parent, lines[place] if place < len(lines) else ""))
-    return "\n".join(written) + "\n", drawn
 
 
 def report(pages: tyro.conf.Positional[tuple[Path, ...]] = (), *, check: bool = False) -> None:

@@ -21,7 +21,8 @@ import numpy as np
 from rich.console import Console
 
 import jaxfl
-from jaxfl.analysis.plots import Panel, line_style, new_figure, save_figure, style_axes
+from jaxfl.analysis.plots import Panel, new_figure, save_figure, style_axes
+from jaxfl.analysis.styles import line_style
 from jaxfl.core import check
 from jaxfl.frame import Experiment, Request, unsaved
 from jaxfl.graphs import TrackingPair, five_agents

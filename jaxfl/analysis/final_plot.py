@@ -6,15 +6,15 @@ import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
+    draw_points,
     legend_below,
-    line_style,
     new_figure,
     privacy_notes,
     read_lines,
@@ -22,8 +22,10 @@ from jaxfl.analysis.plots import (
     save_figure,
     seeds_curve,
     style_axes,
+    ticks_at,
     wrapped_notes,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv
 
@@ -60,13 +62,6 @@ _MOST_TICKS = 10  # labels that fit side by side
 _SCATTERED = 5  # a number with at least this many values is an axis of a scatter plot
 _MOST_PAIRS = 6  # pairs of numbers in a scatter plot
 Settings = Mapping[str, Mapping[str, Any]]
-
-
-class Point(NamedTuple):
-    """Final point of one case."""
-
-    x: float
-    values: np.ndarray  # (seeds,), float64
 
 
 def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path]:
@@ -171,31 +166,22 @@ def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], case: str, metric
 def _draw_final(run_dir: Path, lines: Lines, settings: Settings, axis: str) -> Path:
     """One line for each series, with a bar from the smallest to the largest seed."""
     groups = series(settings, axis)
+    styles = line_styles(groups)
     figure, all_axes, foot = _figure(run_dir)
     ends, num_diverged = _ends(run_dir, lines)
     handles: dict[str, Any] = {}
     for axes, panel in zip(all_axes, _PANELS, strict=True):
-        for number, (label, cases) in enumerate(groups.items()):
-            points = [Point(float(settings[name][axis]), _values(ends, name, panel.metric)) for name in cases]
-            points = sorted((point for point in points if point.values.size), key=lambda point: point.x)
-            mean = np.array([point.values.mean() for point in points])
-            spread = [
-                [m - point.values.min() for m, point in zip(mean, points, strict=True)],
-                [point.values.max() - m for m, point in zip(mean, points, strict=True)],
-            ]
-            style = line_style(number)
-            handles[label] = axes.errorbar(
-                [point.x for point in points], mean, yerr=spread, marker="o", capsize=3, linewidth=1.8, **style
-            )
+        for label, cases in groups.items():
+            known = {name: own for name in cases if (own := _values(ends, name, panel.metric)).size}
+            points = sorted((float(settings[name][axis]), v.mean(), v.min(), v.max()) for name, v in known.items())
+            x, mean, low, high = np.reshape(points, (-1, 4)).T
+            handles[label] = draw_points(axes, x, mean, [mean - low, high - mean], styles[label])
         style_axes(axes, panel, _axis_label(axis))
         ticks = sorted({float(row[axis]) for row in settings.values()})
         if (axis in ("iterations", "noise_std") and ticks[0] > 0) or _is_log(ticks):
             axes.set_xscale("log")
             if len(ticks) <= _MOST_TICKS:
-                from matplotlib.ticker import NullLocator
-
-                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-                axes.xaxis.set_minor_locator(NullLocator())
+                ticks_at(axes, ticks)
     notes = [*foot, *_omissions(num_diverged), "mean over seeds; bar: smallest to largest seed"]
     return _save(figure, run_dir, "final.png", handles, notes)
 
@@ -287,12 +273,12 @@ def _color_scale(panel: Panel, values: Iterable[float]) -> ScalarMappable:
 def _draw_speedup(run_dir: Path, lines: Lines, settings: Settings) -> Path:
     """Curves against iterations times nodes: linear speed-up puts them on top of each other."""
     figure, all_axes, foot = _figure(run_dir)
-    handles: dict[str, Any] = {}
+    handles, styles = dict[str, Any](), line_styles(settings)
     by_case = lines.by_case()
     for axes, panel in zip(all_axes, _PANELS, strict=True):
-        for number, (case, row) in enumerate(settings.items()):
+        for case, row in settings.items():
             curve = seeds_curve(by_case.get(case, Lines()), panel.metric)
-            handles[case] = draw_curve(axes, curve, line_style(number), x_unit=row["nodes"])
+            handles[case] = draw_curve(axes, curve, styles[case], x_unit=row["nodes"])
         style_axes(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
     return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])
 

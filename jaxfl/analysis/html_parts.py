@@ -19,14 +19,16 @@ def section(heading: str, content: str) -> str:
     return f"<section><h2>{escaped(heading)}</h2>{content}</section>" if content else ""
 
 
-def table_of(heading: Sequence[str], rows: Iterable[Sequence[Any]], best: str | None = None) -> str:
-    """A table that scrolls by itself where it is wide; the row whose first cell is `best` is highlighted."""
+def table_of(heading: Sequence[str], rows: Iterable[Sequence[Any]], best: int | None = None) -> str:
+    """A table that scrolls by itself where it is wide; row `best` is highlighted."""
 
     def td(cell: Any) -> str:
         return f"<td{' class=long' if len(str(cell)) > _LONG else ''}>{escaped(cell)}</td>"
 
     head = "".join(f"<th>{escaped(name)}</th>" for name in heading)
-    body = "".join(f"<tr{' class=best' if row[0] == best else ''}>{''.join(map(td, row))}</tr>" for row in rows)
+    body = "".join(
+        f"<tr{' class=best' if number == best else ''}>{''.join(map(td, row))}</tr>" for number, row in enumerate(rows)
+    )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.analysis.styles import COLORS, DASHES, GREY, MARKS, line_styles
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.lines import METRICS, Lines, lines_of
 from jaxfl.core.outputs import drop_link
@@ -21,11 +22,8 @@ if TYPE_CHECKING:  # the import takes half a second, which a run without picture
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colors, told apart with any color vision; yellow is left out, too pale for a line on white.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
-_GREY = "0.75"
-_DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
-_MOST_IN_LEGEND = 28  # lines that look different
+_NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+_MOST_IN_LEGEND = len(COLORS) * len(DASHES)  # lines that look different
 _MOST_ALIKE, _IN_FRONT = 12, 5  # of more than 12 cases, the best 5 are drawn over the others in grey
 _LETTERS_FROM = 1e4  # smaller costs are short enough without letters
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
@@ -169,21 +167,16 @@ def draw_panels(
         raise ArgumentError("x", "must be what the run counts", f"no line has {' and '.join(axis.totals)}", remedy)
     of_case = lines.by_case()
     best = [case for case in ranked if case in of_case][:_IN_FRONT] if len(of_case) > _MOST_ALIKE else []
-    front = {case: number for number, case in enumerate(best or of_case)}
+    front = line_styles(best or of_case)
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
     figure, num_seeds = new_figure(5.2 * num_columns, 3.5 * num_rows + 0.6, title), 1
     handles = {}
     for index, panel in enumerate(panels):
         axes = figure.add_subplot(num_rows, num_columns, index + 1)
-        for case in [*(case for case in of_case if case not in front), *front]:
-            curve = seeds_curve(of_case[case], panel.metric, axis.totals)
-            num_seeds = max(num_seeds, curve.num_seeds)
-            if curve.x.size and case in front:
-                handles[case] = draw_curve(axes, curve, line_style(front[case]))
-            elif curve.x.size:
-                axes.plot(curve.x, curve.mean, color=_GREY, linewidth=0.7)
-        finish_axes(axes, panel, axis)
+        own, most = draw_curves(axes, of_case, panel, axis, front)
+        handles |= own
+        num_seeds = max(num_seeds, most)
     band = f"; line: mean over {num_seeds} seeds, band: smallest to largest seed" if num_seeds > 1 else "; one seed"
     band += f"; {x}: mean over seeds at each evaluation" if num_seeds > 1 and axis.totals else ""
     if len(handles) > _MOST_IN_LEGEND:
@@ -224,10 +217,16 @@ def legend_below(
     figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / figure.dpi)
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the picture; a folder that is missing is made, and a link in the place of either is replaced."""
+def save_figure(figure: Figure, path: Path, dpi: int = 120) -> Path:
+    """Write the picture; a folder that is missing is made, and a link in the place of either is replaced.
+
+    The suffix is the format. The same figure gives the same bytes.
+    """
+    import matplotlib
+
     drop_link(path.parent).mkdir(exist_ok=True)
-    figure.savefig(drop_link(path), dpi=120)
+    with matplotlib.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": path.name}):  # text is text
+        figure.savefig(drop_link(path), dpi=dpi, metadata=_NO_DATE.get(path.suffix))
     return path
 
 
@@ -266,19 +265,48 @@ def seeds_curve(lines: Lines, metric: str, totals: Sequence[str] = ()) -> Curve:
     return Curve(x if costs else rounds.astype(np.int64), mean, low, high, int(counts.max(initial=0)))
 
 
+def draw_curves(
+    axes: Axes, of_name: Mapping[str, Lines], panel: Panel, axis: XAxis, styles: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, Any], int]:
+    """Draw a metric of each name, with axes; a name without a style is grey. Returns handles, and the most seeds."""
+    handles, most = {}, 1
+    for name in [*(name for name in of_name if name not in styles), *styles]:
+        curve = seeds_curve(of_name[name], panel.metric, axis.totals)
+        most = max(most, curve.num_seeds)
+        if curve.x.size and name in styles:
+            handles[name] = draw_curve(axes, curve, styles[name])
+        elif curve.x.size:
+            axes.plot(curve.x, curve.mean, color=GREY, linewidth=0.7)
+    finish_axes(axes, panel, axis)
+    return {name: handles[name] for name in styles if name in handles}, most
+
+
 def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int = 1) -> Any:
     """Draw the mean over seeds against x times `x_unit`, and a band for several seeds; returns the line."""
-    x, marker = x_unit * curve.x, "o" if curve.x.size == 1 else None
+    x, marker = x_unit * curve.x, MARKS[style["color"]] if curve.x.size == 1 else None
     if curve.num_seeds > 1:
         axes.fill_between(x, curve.low, curve.high, color=style["color"], alpha=0.18, linewidth=0)
-    (line,) = axes.plot(x, curve.mean, linewidth=1.8, marker=marker, **style)
+    (line,) = axes.plot(x, curve.mean, linewidth=1.8 * _scale(), marker=marker, **style)
     return line
 
 
-def line_style(number: int) -> dict[str, Any]:
-    """Color and dashes of the line with this number."""
-    # Seven colors and four kinds of dashes have no common divisor: 28 lines look different.
-    return {"color": _COLORS[number % len(_COLORS)], "linestyle": _DASHES[number % len(_DASHES)]}
+def draw_points(axes: Axes, x: Any, mean: Any, spread: Any, style: Mapping[str, Any], joined: bool = True) -> Any:
+    """Draw means with bars (`spread` as for `Axes.errorbar`), by default joined; returns what a legend shows."""
+    style = {**style, "marker": MARKS[style["color"]]} | ({} if joined else {"linestyle": "none"})
+    return axes.errorbar(x, mean, yerr=spread, markersize=5 * _scale(), capsize=2, linewidth=1.5 * _scale(), **style)
+
+
+def _scale() -> float:
+    """Size of letters over the usual one; lines and points go with it."""
+    import matplotlib
+
+    return matplotlib.rcParams["font.size"] / 10
+
+
+def ticks_at(axes: Axes, places: Sequence[float]) -> None:
+    """Number these places of the horizontal axis and no others."""
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.minorticks_off()
 
 
 def finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:

@@ -12,61 +12,36 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxfl.analysis.html_parts import bullets, escaped, section, table_of
-from jaxfl.analysis.plots import (
-    X_AXES,
-    Panel,
-    draw_curve,
-    finish_axes,
-    line_style,
-    new_figure,
-    read_lines,
-    run_title,
-    seeds_curve,
-    style_axes,
+from jaxfl.analysis.cases import (
+    FEWEST_SORTED,
+    METRICS,
+    MOST_COLORED,
+    Shown,
+    all_statements,
+    charts,
+    is_baseline,
+    ranking,
+    read_json,
+    results,
+    shown_cases,
+    styles_of,
 )
+from jaxfl.analysis.html_parts import bullets, escaped, section, table_of
+from jaxfl.analysis.plots import new_figure, run_title
 from jaxfl.core import ArgumentError
-from jaxfl.core.lines import Lines
-from jaxfl.core.outputs import drop_link, read_csv
-from jaxfl.privacy.statements import rounded_up, simulation, statement_text
+from jaxfl.core.outputs import drop_link
+from jaxfl.privacy.statements import SECRET, UNPAID_CHOICE, leaves_out, rounded_up, simulation, statement_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANELS = (
-    Panel("test_accuracy", "test accuracy, mean over nodes", is_accuracy=True),
-    Panel("test_accuracy_worst_node", "test accuracy, worst node", is_accuracy=True),
-    Panel("test_loss", "test loss, mean over nodes"),
-    Panel("train_loss", "training loss"),
-)
-_COLUMNS = {  # of the table: entry of summary.json -> heading
-    "test_accuracy": "test accuracy",
-    "test_accuracy_worst_node": "worst node",
-    "test_accuracy_average_model": "average model",
-    "test_loss": "test loss",
-    "train_loss": "training loss",
-}
-_COSTS = {"bits_sent": "bits sent", "simulated_seconds": "simulated seconds", "joules": "joules"}
-_BEFORE_METRICS = 9  # columns of sites.csv
-_MOST_COLORED = 14  # cases; further ones are grey
 _MOST_NAMED = 3  # cases, before a statement that they share
-_FEWEST_SORTED = 5  # cases, as in the closing table of a run
 _DRAWN_ELSEWHERE = "training.png"  # the page draws these curves itself, for all runs together
-
-
-class Shown(NamedTuple):
-    """A case of a run, as the page shows it."""
-
-    label: str  # unique on the page
-    row: Mapping[str, Any]  # of summary.json
-    options: Mapping[str, Any]  # its whole configuration
-    lines: Lines  # its measurements
-    sites: Sequence[Mapping[str, str]]  # its rows of sites.csv
 
 
 def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.PathLike[str]) -> Path:
@@ -83,24 +58,19 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
         ArgumentError: a directory without summary.json and lines of measurements, or no folder for the page.
     """
     path, folders = Path(path), [Path(folder) for folder in run_dirs]
-    if not folders:
-        raise ArgumentError("run_dirs", "must name a run", "got none", "Pass a run directory.")
-    shown = [one for folder in folders for one in _cases(folder, len(folders) > 1)]
+    shown = shown_cases(folders)
     if not path.parent.is_dir():
         raise ArgumentError("path", "must lie in a folder that exists", f"got {path}", "Make the folder.")
-    if len(shown) >= _FEWEST_SORTED:
-        _, ranked = _ranking(shown)
-        places = {label: place for place, label in enumerate(ranked)}
-        shown.sort(key=lambda one: (_is_baseline(one), places.get(one.label, len(places))))
     title = ", ".join(dict.fromkeys(run_title(folder / "config.json") for folder in folders))
     parts = [
         section("Results", _results(shown)),
         section("Privacy", _statements(shown)),
+        section("What ε does not cover", _left_out(shown)),
         section("Sites", _sites(shown)),
         section("Curves", _legend(shown) + _curves(shown)),
         section("Pictures of the runs", _pictures(folders)),
         section("Differences of configuration", _differences(shown)),
-        section("Where it ran", _environments(folders)),
+        section("How to run it again", _again(shown, folders)),
     ]
     opened = "addEventListener('beforeprint', () => document.querySelectorAll('details').forEach(d => d.open = true))"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{escaped(title)}</title>'
@@ -112,177 +82,44 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
     return path
 
 
-def _cases(folder: Path, several_runs: bool) -> list[Shown]:
-    """The cases of a run."""
-    summary = _read(folder / "summary.json")
-    if "cases" not in summary:
-        remedy = "Name the directory of a run that has ended."
-        raise ArgumentError("run_dirs", "must hold summary.json", f"{folder} has none", remedy)
-    cases, winner = summary["cases"], summary.get("selected")
-    if winner:  # of a private selection: its statements count all runs
-        cases[winner["case"]]["privacy"] = winner["privacy"] + cases[winner["case"]]["privacy"]
-    config = dict(_read(folder / "config.json").get("config", {}))
-    changes, _ = config.pop("cases", {}), config.pop("settled", None)
-    table = folder / "sites.csv"
-    sites = read_csv(table) if table.exists() else []
-    lines = read_lines(folder).by_case()
-    return [
-        Shown(
-            label=f"{folder.name}: {name}" if several_runs else name,
-            row=row,
-            options={**config, **{k: v for k, v in changes.get(name, {}).items() if k != "seeds"}},
-            lines=lines.get(name, Lines()),
-            sites=[site for site in sites if site["case"] == name],
-        )
-        for name, row in cases.items()
-    ]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON file, empty where it is missing."""
-    return json.loads(path.read_bytes()) if path.exists() else {}
-
-
-def _spread(name: str, value: Mapping[str, Any] | None) -> str:
-    """Mean and standard deviation over seeds; accuracies in per cent."""
-    if value is None or value["mean"] is None:
-        return "–"
-    unit, form = (100, "{:.1f}") if "accuracy" in name else (1, "{:.3g}")
-    deviation = "" if value["std"] is None else f" ± {form.format(unit * value['std'])}"
-    return form.format(unit * value["mean"]) + deviation + (" %" if unit == 100 else "")
-
-
-def _is_baseline(one: Shown) -> bool:
-    return bool(one.row.get("settings", {}).get("baseline"))
-
-
-def _ranking(shown: Sequence[Shown]) -> tuple[str, list[str]]:
-    """Mean accuracy where there is one, else test loss, and the cases by it from best to worst; no baselines."""
-    for metric, sign in (("test_accuracy", -1), ("test_loss", 1)):
-        rows = {one.label: one.row for one in shown if not _is_baseline(one)}
-        means = {label: row[metric]["mean"] for label, row in rows.items() if metric in row}
-        known = {label: sign * mean for label, mean in means.items() if mean is not None}
-        if len(known) > 1:
-            return metric, sorted(known, key=known.__getitem__)
-    return "", []
-
-
 def _results(shown: Sequence[Shown]) -> str:
-    """A row for each case: metrics, epsilon, costs, status."""
-    from matplotlib.ticker import EngFormatter
-
-    metrics = [name for name in _COLUMNS if any(one.row.get(name) for one in shown)]
-    costs = [name for name in _COSTS if any(_cost(one, name) for one in shown)]
-    short = EngFormatter(places=2, sep=" ")
-    heading = ["case", "ε", *(_COLUMNS[name] for name in metrics), *(_COSTS[name] for name in costs), "status"]
-    rows = [
-        [
-            one.label,
-            _epsilon_text(one),
-            *(_spread(name, one.row.get(name)) for name in metrics),
-            *("–" if (cost := _cost(one, name)) is None else short(cost) for name in costs),
-            ", ".join(dict.fromkeys(one.row.get("status", []))),
-        ]
-        for one in shown
-    ]
-    marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulation({"": _all_statements(shown)}))
+    """The table of results, under what it means."""
+    heading, rows = results(shown)
+    marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulation({"": all_statements(shown)}))
     seeds = max(len(one.row.get("status", [])) for one in shown)
     note = f'<p class="note">Mean{f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"}. '
-    metric, ranked = _ranking(shown)
-    if ranked and len(shown) >= _FEWEST_SORTED:
-        note += f"From best to worst by {_COLUMNS[metric]}{', then baselines' * any(map(_is_baseline, shown))}. "
+    metric, ranked = ranking(shown)
+    if ranked and len(shown) >= FEWEST_SORTED:
+        note += f"From best to worst by {METRICS[metric]}{', then baselines' * any(map(is_baseline, shown))}. "
     note += "ε: of the worst node, by the first statement below that has one. Costs: sums over nodes and rounds.</p>"
-    return marked + note + table_of(heading, rows, ranked[0] if ranked else None)
-
-
-def _all_statements(shown: Sequence[Shown]) -> list[Mapping[str, Any]]:
-    return [stated for one in shown for stated in one.row.get("privacy", [])]
-
-
-def _cost(one: Shown, name: str) -> float | None:
-    """A cost of the whole run, mean over the seeds that did not diverge, as in the table on the screen."""
-    return one.row.get("costs", {}).get(name, {}).get("mean")
-
-
-def _stated(one: Shown) -> Mapping[str, Any] | None:
-    """The first statement of a case that has an epsilon."""
-    return next((stated for stated in one.row.get("privacy", []) if stated["dp_epsilon"] is not None), None)
-
-
-def _epsilon_text(one: Shown) -> str:
-    stated = _stated(one)
-    return "none" if stated is None else f"{rounded_up(stated['dp_epsilon'], 4)} {stated['bound']}"
-
-
-def _style_of(number: int) -> dict[str, Any]:
-    return line_style(number) if number < _MOST_COLORED else {"color": "0.75", "linestyle": "solid"}
+    best = [one.label for one in shown].index(ranked[0]) if ranked else None
+    return marked + note + table_of(heading, rows, best)
 
 
 def _legend(shown: Sequence[Shown]) -> str:
     """Names of the lines, for all panels."""
     items = []
-    for number, one in enumerate(shown[:_MOST_COLORED]):
-        style = line_style(number)
+    styles = styles_of(shown)
+    for one in shown[:MOST_COLORED]:
+        style = styles[one.label]
         dashes = "" if style["linestyle"] == "solid" else " ".join(str(3 * part) for part in style["linestyle"][1])
         stroke = f'stroke="{style["color"]}" stroke-width="3" stroke-dasharray="{dashes}"'
         chip = f'<svg viewBox="0 0 34 10"><line x1="0" y1="5" x2="34" y2="5" {stroke}/></svg>'
         items.append(f"<li>{chip}{escaped(one.label)}</li>")
-    if len(shown) > _MOST_COLORED:
-        too = ", baselines among them" * any(map(_is_baseline, shown[_MOST_COLORED:]))
-        items.append(f"<li>grey: {len(shown) - _MOST_COLORED} further cases{too}</li>")
+    if len(shown) > MOST_COLORED:
+        too = ", baselines among them" * any(map(is_baseline, shown[MOST_COLORED:]))
+        items.append(f"<li>grey: {len(shown) - MOST_COLORED} further cases{too}</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 
 def _curves(shown: Sequence[Shown]) -> str:
-    """Metrics against rounds, the first one against costs, too, and final values against epsilon."""
-    panels = [panel for panel in _PANELS if any(len(one.lines.having(panel.metric)) for one in shown)]
-    figures = [_panel(shown, panel, "rounds") for panel in panels]
-    for cost in ("bits", "seconds", "joules"):
-        if panels and any(line.get(X_AXES[cost].totals[0]) for one in shown for line in one.lines):
-            figures.append(_panel(shown, panels[0], cost))
-    epsilons = [stated["dp_epsilon"] for one in shown if (stated := _stated(one)) is not None]
-    if panels and epsilons and max(epsilons) > 1.01 * min(epsilons):
-        figures.append(_against_epsilon(shown, panels[0]))
+    """All charts of the cases."""
+    figures = [_svg(chart.draw, chart.title) for chart in charts(shown)]
     note = '<p class="note">Line: mean over seeds; band or bar: smallest to largest seed.</p>'
     return f'<div class="panels">{"".join(figures)}</div>{note}' if figures else ""
 
 
-def _panel(shown: Sequence[Shown], panel: Panel, x: str) -> str:
-    """One metric of every case against rounds or a cost."""
-    axis = X_AXES[x]
-
-    def draw(axes: Axes) -> None:
-        for number, one in reversed(list(enumerate(shown))):  # the first case lies on top
-            curve = seeds_curve(one.lines, panel.metric, axis.totals)
-            if curve.x.size and number < _MOST_COLORED:
-                draw_curve(axes, curve, _style_of(number))
-            elif curve.x.size:
-                axes.plot(curve.x, curve.mean, linewidth=0.7, **_style_of(number))
-        finish_axes(axes, panel, axis)
-
-    return _svg(draw, f"{panel.label} against {axis.label}")
-
-
-def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> str:
-    """Draw the final metric of each case that has an epsilon."""
-
-    def draw(axes: Axes) -> None:
-        for number, one in enumerate(shown):
-            stated, ends = _stated(one), one.row.get(panel.metric)
-            values = [value for value in (ends or {}).get("per_seed", []) if value is not None]
-            if stated is not None and values:
-                mean = float(np.mean(values))
-                spread = [[mean - min(values)], [max(values) - mean]]
-                color = _style_of(number)["color"]
-                axes.errorbar([stated["dp_epsilon"]], [mean], yerr=spread, marker="o", capsize=3, color=color)
-        style_axes(axes, panel, "ε at the end, as in the table")
-        if axes.dataLim.x0 > 0 and axes.dataLim.x1 / axes.dataLim.x0 > 8:
-            axes.set_xscale("log")
-
-    return _svg(draw, f"{panel.label} against epsilon")
-
-
-def _svg(draw: Callable[[Axes], None], title: str) -> str:
+def _svg(draw: Callable[[Axes], object], title: str) -> str:
     """A picture within the page; its letters are text."""
     import matplotlib
 
@@ -311,7 +148,7 @@ def _pictures(folders: Sequence[Path]) -> str:
 
 def _statements(shown: Sequence[Shown]) -> str:
     """Every statement, and its assumptions where it has an epsilon; what several cases share stands once."""
-    claims = [one.get("assumptions", []) for one in _all_statements(shown) if one["dp_epsilon"] is not None]
+    claims = [_rests(one) for one in all_statements(shown) if one["dp_epsilon"] is not None]
     common = [text for text in claims[0] if all(text in one for one in claims)] if claims else []
     groups: dict[tuple[str, ...], list[Shown]] = {}  # lines of statements -> the cases that state them
     for one in shown:
@@ -321,7 +158,7 @@ def _statements(shown: Sequence[Shown]) -> str:
         items = []
         for number, line in enumerate(texts):
             same = [one.row["privacy"][number] for one in alike]
-            rests = [[t for t in s["assumptions"] if s["dp_epsilon"] is not None and t not in common] for s in same]
+            rests = [[t for t in _rests(s) if s["dp_epsilon"] is not None and t not in common] for s in same]
             shared = [text for text in rests[0] if all(text in rest for rest in rests)]
             own = [(one, [t for t in rest if t not in shared]) for one, rest in zip(alike, rests, strict=True)]
             apart = [f"{one.label}: {'; '.join(rest)}" for one, rest in own if rest]
@@ -336,6 +173,20 @@ def _statements(shown: Sequence[Shown]) -> str:
     return "".join(parts)
 
 
+def _rests(stated: Mapping[str, Any]) -> list[str]:
+    """The assumptions that a statement rests on."""
+    return [text for text in stated.get("assumptions", []) if not leaves_out(text)]
+
+
+def _left_out(shown: Sequence[Shown]) -> str:
+    """Everything that some statement with an epsilon leaves out, by its own words."""
+    claims = [stated for stated in all_statements(shown) if stated["dp_epsilon"] is not None]
+    texts = dict.fromkeys(text for one in claims for text in one.get("assumptions", []) if leaves_out(text))
+    if UNPAID_CHOICE in texts and len(shown) > 1:
+        texts[f"a choice among the {len(shown)} cases of this page looks at their test results"] = None
+    return bullets([*texts])
+
+
 def _sites(shown: Sequence[Shown]) -> str:
     """A table of sites.csv for each case: the largest epsilon over seeds, means of all other numbers."""
     parts = []
@@ -343,7 +194,8 @@ def _sites(shown: Sequence[Shown]) -> str:
         groups: dict[str, list[Mapping[str, str]]] = {}
         for row in one.sites:
             groups.setdefault(row["site"], []).append(row)
-        names = [*one.sites[0]][_BEFORE_METRICS:] if one.sites else []
+        names = [*one.sites[0]] if one.sites else []
+        names = names[names.index("noise_std") + 1 :] if names else []
         metrics = [name for name in names if any(row[name] for row in one.sites)]
         rows = []
         for site, own in groups.items():
@@ -354,13 +206,8 @@ def _sites(shown: Sequence[Shown]) -> str:
                 [site, f"{means['samples']:.0f}", epsilon, *(_number(name, means[name]) for name in [*means][1:])]
             )
         if rows:
-            heading = [
-                "site",
-                "samples",
-                "ε",
-                "noise",
-                *(_COLUMNS.get(name, name.replace("_", " ")) for name in metrics),
-            ]
+            heading = ["site", "samples", "ε", "noise"]
+            heading += [METRICS.get(name, name.replace("_", " ")) for name in metrics]
             opened = " open" if len(shown) == 1 and len(rows) <= 20 else ""
             parts.append(f"<details{opened}><summary>{escaped(one.label)}</summary>{table_of(heading, rows)}</details>")
     return "".join(parts)
@@ -391,9 +238,20 @@ def _differences(shown: Sequence[Shown]) -> str:
     return f"{table}<details><summary>{len(same)} options that all share</summary>{shared}</details>"
 
 
-def _environments(folders: Sequence[Path]) -> str:
-    """Versions and machine, with a column for each run."""
-    environments = [_read(folder / "config.json").get("environment", {}) for folder in folders]
+def _again(shown: Sequence[Shown], folders: Sequence[Path]) -> str:
+    """Commands, what comes out equal, and versions and machine, with a column for each run."""
+    commands = [read_json(folder / "summary.json").get("command_line") for folder in folders]
+    texts = [
+        f"{folder.name}: {text or 'a call of jaxfl.training.train'}"
+        for folder, text in zip(folders, commands, strict=True)
+    ]
+    if any(SECRET in text for stated in all_statements(shown) for text in stated.get("assumptions", [])):
+        equal = "The key is secret: a second run has batches and noise of its own, and its epsilon adds to this one."
+    else:
+        equal = "On the same machine with the same versions and data all numbers come out equal, bit for bit."
+        equal += " Elsewhere epsilon is the same, and results differ by rounding, which training may enlarge."
+    environments = [read_json(folder / "config.json").get("environment", {}) for folder in folders]
     names = dict.fromkeys(name for environment in environments for name in environment)
     rows = [[name, *(environment.get(name, "–") for environment in environments)] for name in names]
-    return table_of(["", *(folder.name for folder in folders)], rows) if names else ""
+    table = table_of(["", *(folder.name for folder in folders)], rows) if names else ""
+    return f"{bullets(texts)}<p>{equal}</p>{table}"

@@ -6,7 +6,7 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,28 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 
 def _plain(cell: str) -> str:
     return cell[1:] if cell[:1] == "'" and _FORMULA.match(cell) else cell
+
+
+def varying(settings: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], dict[str, list[str]]]:
+    """Columns of what varies: headings, and each case's cells; the case's name where options do not tell all apart.
+
+    Examples:
+        >>> varying({"A, 0.1": {"method": "A", "step_size": 0.1, "nodes": 2}, "B": {"method": "B", "nodes": 2}})
+        (['method', 'step size'], {'A, 0.1': ['A', '0.1'], 'B': ['B', '–']})
+    """
+    names = dict.fromkeys(name for row in settings.values() for name in row)
+    differing = [name for name in names if len({repr(row.get(name)) for row in settings.values()}) > 1]
+    cells = {case: [_short(row.get(name)) for name in differing] for case, row in settings.items()}
+    if not differing or len({*map(tuple, cells.values())}) < len(cells):
+        return ["case"], {case: [case] for case in settings}
+    return [name.replace("_", " ") for name in differing], cells
+
+
+def _short(value: Any) -> str:
+    """An option's value as a cell."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_short, value))
+    return "–" if value is None or value == "" else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def drop_link(path: Path) -> Path:

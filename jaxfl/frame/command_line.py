@@ -163,7 +163,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
                 compilation_cache(cache),
                 stop_at_sigterm(lambda: _say(f"terminated: {outcome()}", TERMINATED)) as stop,
             ):
-                return (experiment.run or run)(query._replace(stop=stop, cache=cache, clock=clock))
+                return (experiment.run or run)(query._replace(stop=stop, cache=cache, clock=clock, arguments=arguments))
     except ArgumentError as error:
         return _say(f"error: {_sentence(experiment, error)}", 2, error)
     except (Diverged, FatalCount) as error:

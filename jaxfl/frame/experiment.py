@@ -1,7 +1,6 @@
 """Definition of an experiment, and the way from its options to the rows of a comparison.
 
-Options are layered: the base configuration, changes of the data set, of the preset, of the command line, of the grid.
-A later overlay takes precedence. Options that nobody gave may follow from others but the seed (`Experiment.derived`).
+Layers of options: base, data set, preset, command line, grid; others may follow, but the seed (`Experiment.derived`).
 """
 
 from __future__ import annotations
@@ -151,6 +150,7 @@ class Request(NamedTuple):
     cache: str = "default"  # value of --compilation-cache, for jobs
     search: Search | None = None  # a private selection
     clock: Clock | None = None  # of the command
+    arguments: Sequence[str] | None = None  # of the command
 
     @property
     def config(self) -> Any:
@@ -375,8 +375,8 @@ def cases_of(
         fields |= of_own_file(config, fields.get("privacy"))
         for record in vars(config).values():
             if getattr(record, "own_test", 0):
-                own = {"own": record.own_scores(config.data, config.task())}
-                fields["measures"] = {**fields.get("measures", {}), **own}
+                own = record.own_scores(config.data, config.task())
+                fields["measures"] = {**fields.get("measures", {}), "own": own}
         cases[name] = Case(**fields)
     return cases
 

@@ -167,6 +167,9 @@ def _tell(
     if tell is None:
         pictures = [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]
     paths = ", ".join(map(str, pictures))
+    if request.arguments is not None:
+        words = [word for word in request.arguments if word != "--resume"]
+        summary["command_line"] = f"{experiment.command} {shlex.join(words)}"
     summary["seconds"]["command"] = clock.seconds()
     records.write_summary(summary)
     if secrecy.publish is not None:

@@ -38,6 +38,7 @@ FLOAT_NOISE = (
     " float32 is not: of one released vector of 20,000 numbers a neighboring state can give only 9 to 95 %, and the"
     " true one all"
 )
+_LEFT_OUT = ("not accounted", "not cover", "no epsilon covers", "add to it", "resumed", "are public", "seed is public")
 REMARKS = {
     ASSUMED: "assumed bound",
     REFUTED: REFUTED,
@@ -125,6 +126,16 @@ def statement(
         mechanism=mechanism,
         observer=observer,
     )
+
+
+def leaves_out(assumption: str) -> bool:
+    """Tell whether an assumption says what an epsilon does not cover, and not what it rests on.
+
+    Examples:
+        >>> leaves_out(UNPAID_CHOICE), leaves_out("every sample's gradient is clipped to the L2 norm 2")
+        (True, False)
+    """
+    return any(words in assumption for words in _LEFT_OUT)
 
 
 def _large_delta(dp_delta: float, num_records: float, relation: str) -> tuple[str, ...]:

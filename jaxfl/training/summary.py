@@ -14,7 +14,7 @@ import rich.table
 
 from jaxfl.core.check import one_of
 from jaxfl.core.lines import Lines
-from jaxfl.core.outputs import csv_text, read_csv
+from jaxfl.core.outputs import csv_text, read_csv, varying
 from jaxfl.privacy.statements import caption as statements_in_short
 from jaxfl.privacy.statements import simulation, statement_text
 from jaxfl.training.case import larger_is_worse
@@ -218,7 +218,7 @@ def summary_table(
     metrics: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss"),
     rank_by: str | None = None,
 ) -> rich.table.Table:
-    """The closing table: a row a case, mean ± standard deviation over seeds; five cases or more from best to worst.
+    """The closing table: a row a case by the options that vary, mean ± deviation over seeds; from five on by rank.
 
     Args:
         summary: content of summary.json.
@@ -253,7 +253,9 @@ def summary_table(
     costs = {name: _costs_text(row.get("costs", {})) for name, row in cases.items()}
     troubled = any(trouble(row) for row in cases.values())
     table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
-    table.add_column("case", overflow="fold")  # names with the same first letters must stay distinct
+    options, named = varying({name: row.get("settings", {}) for name, row in summary["cases"].items()})
+    for option in options:
+        table.add_column(option, overflow="fold")  # values with the same first letters must stay distinct
     table.add_column("rounds", justify="right")
     for name in shown:
         unit = " (%)" if in_percent(name) else ""
@@ -265,7 +267,7 @@ def summary_table(
     for case, row in cases.items():
         cells = [format_spread(name, row.get(name)) for name in shown]
         cells += [costs[case]] if any(costs.values()) else []
-        table.add_row(case, str(row["rounds"]), *cells, *([trouble(row)] if troubled else []))
+        table.add_row(*named[case], str(row["rounds"]), *cells, *([trouble(row)] if troubled else []))
     return table
 
 

@@ -1,5 +1,6 @@
 """Pictures of runs: what is drawn, from what, and what is left alone."""
 
+import itertools
 import json
 import struct
 import sys
@@ -7,10 +8,12 @@ import sys
 import numpy as np
 import pytest
 from helpers import refused
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from jaxfl.analysis import plot_run
-from jaxfl.analysis.plots import _COLORS, Panel, draw_panels, legend_below, new_figure, save_figure, seeds_curve
+from jaxfl.analysis.plots import Panel, draw_panels, legend_below, new_figure, save_figure, seeds_curve
+from jaxfl.analysis.styles import COLORS, line_styles
 from jaxfl.core.lines import Lines
 
 PANEL = Panel("train_loss", "training loss")
@@ -134,12 +137,43 @@ def test_one_seed_has_no_band():
 
 
 def test_cases_differ_in_color_and_dashes():
-    cases = [f"v{number}" for number in range(9)]
+    cases = [f"v{number:02}" for number in range(12)]
     figure = draw_panels(_columns(cases=cases), [PANEL], "")
     # `get_linestyle` says "--" for every kind of dashes.
     styles = [(line.get_color(), getattr(line, "_dash_pattern")) for line in figure.axes[0].lines]  # noqa: B009
-    assert len(set(map(str, styles))) == 9
-    assert [color for color, *_ in styles[:7]] == list(_COLORS)
+    assert len(set(map(str, styles))) == 12
+    assert [color for color, *_ in styles[:11]] == list(COLORS)
+
+
+def _lab(color):
+    """CIE L*a*b* of a color; two that are 20 apart are told apart at a glance."""
+    share = np.array(to_rgb(color))
+    linear = np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    x, y, z = np.cbrt(np.array(to_xyz) @ linear / [0.9505, 1.0, 1.089])
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def test_colors_are_more_than_methods_and_far_apart():
+    distances = [np.linalg.norm(_lab(one) - _lab(other)) for one, other in itertools.combinations(COLORS, 2)]
+    assert len(COLORS) > 10
+    assert min(distances) > 20
+
+
+METHODS = ["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL", "DP-FedAvg"]
+
+
+@pytest.mark.parametrize("case", ["{}", "{}, ε = 3, step 0.3"])
+def test_methods_with_a_server_on_a_graph_and_baselines_are_told_apart(case):
+    rows = [*METHODS, "alone", "pooled", "curator", "without_noise"]
+    styles = list(line_styles(map(case.format, rows)).values())
+    assert len({style["color"] for style in styles[:9]}) == 9
+    on_graph, served, beside = ({style["linestyle"] for style in part} for part in np.split(np.array(styles), [6, 9]))
+    assert (len(on_graph), len(served)) == (1, 1)
+    assert on_graph != served
+    assert "solid" not in beside
+    assert all(len({*to_rgb(style["color"])}) == 1 for style in styles[9:])  # grey
+    assert len(set(map(str, styles))) == 13
 
 
 def test_of_many_cases_the_best_five_are_drawn_over_the_others_in_grey():
@@ -147,14 +181,14 @@ def test_of_many_cases_the_best_five_are_drawn_over_the_others_in_grey():
     ranked = cases[::-1]
     axes, *_ = (figure := draw_panels(_columns(cases=cases), [PANEL], "", ranked=ranked)).axes
     front, grey = axes.lines[-5:], axes.lines[:-5]
-    assert [line.get_color() for line in front] == list(_COLORS[:5])
+    assert [line.get_color() for line in front] == list(COLORS[:5])
     assert {line.get_color() for line in grey} == {"0.75"}
     assert (len(grey), len(axes.collections)) == (8, 5)  # bands of the best only
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ranked[:5]
     assert "the best 5 of 13 in the closing table, the others in grey" in legend.get_title().get_text()
     few = draw_panels(_columns(cases=cases[:12]), [PANEL], "", ranked=ranked)
-    assert len({line.get_color() for line in few.axes[0].lines}) == len(_COLORS)
+    assert len({line.get_color() for line in few.axes[0].lines}) == len(COLORS)
 
 
 @pytest.mark.parametrize(("values", "scale"), [((1.0, 0.5), "linear"), ((1.0, 1e-3), "log"), ((1.0, 0.0), "linear")])

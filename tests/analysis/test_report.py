@@ -9,6 +9,7 @@ from helpers import refused
 
 from jaxfl import command
 from jaxfl.analysis.report import write_report
+from jaxfl.privacy.statements import ONE_RUN, SECRET, SIMULATED, UNPAID_CHOICE
 
 STATED = {
     "bound": "proven",
@@ -20,7 +21,7 @@ STATED = {
 }
 
 
-def _run(folder, cases=("A", "B"), name="run"):
+def make_run(folder, cases=("A", "B"), name="run"):
     """A run directory of two seeds."""
     folder = folder / name
     (folder / "passes" / "0").mkdir(parents=True)
@@ -77,21 +78,21 @@ def _page(*runs, to):
 
 
 def test_a_page_draws_the_curves_itself_and_takes_in_other_pictures(tmp_path):
-    page, loaded = _page(_run(tmp_path), to=tmp_path)
+    page, loaded = _page(make_run(tmp_path), to=tmp_path)
     assert len(loaded) == 1  # budgets.png
     assert page.count('<figure role="img"') == 3  # accuracy against rounds, bits and epsilon
     assert "toy, digits" in page
 
 
 def test_what_all_statements_rest_on_stands_once(tmp_path):
-    page, _ = _page(_run(tmp_path), to=tmp_path)
+    page, _ = _page(make_run(tmp_path), to=tmp_path)
     assert page.count("clipped at 1") == 1
     assert page.count("only B&#x27;s") == 1
 
 
 def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
     """Claims, then assumptions, then sites, before any picture; no browser is at hand to print it."""
-    run = _run(tmp_path)
+    run = make_run(tmp_path)
     sites = [f"{case},{seed},hospital {k},60,2.5,0.1,0.9" for case in "AB" for seed in (0, 1) for k in range(30)]
     heading = "case,seed,site,samples,dp_epsilon,noise_std,test_accuracy"
     (run / "sites.csv").write_text("\n".join([heading, *sites]) + "\n")
@@ -109,15 +110,51 @@ def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
         assert rule in page
 
 
+def test_what_epsilon_leaves_out_and_how_to_run_again_have_parts_of_their_own(tmp_path):
+    run = make_run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    for row in summary["cases"].values():
+        row["privacy"][0]["assumptions"] += [ONE_RUN, UNPAID_CHOICE, "sizes are public and fixed", SIMULATED]
+    summary["command_line"] = "python -m experiments.toy --grid 'step_size=1,2'"
+    (run / "summary.json").write_text(json.dumps(summary))
+    page, _ = _page(run, to=tmp_path)
+    parts = {part.partition("</h2>")[0]: part for part in page.split("<h2>")[1:]}
+    left_out = ("of one run", "hyper-parameters", "are public", "take the noise off", "choice among the 2 cases")
+    for text in left_out:
+        assert page.count(text) == 1
+        assert text in parts["What ε does not cover"]
+    assert "clipped at 1" in parts["Privacy"]
+    again = parts["How to run it again"]
+    assert "run: python -m experiments.toy --grid &#x27;step_size=1,2&#x27;" in again
+    assert "bit for bit" in again
+    assert "1.2.3" in again
+    summary["cases"]["B"]["privacy"][0]["assumptions"][-1] = SECRET
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert "bit for bit" not in _page(run, to=tmp_path)[0], "a secret key gives other noise"
+
+
+def test_options_that_vary_are_columns_and_the_best_row_is_marked(tmp_path):
+    run = make_run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    for number, row in enumerate(summary["cases"].values()):
+        row["settings"] = {"method": "M", "step_size": 0.1 + number}
+        row["test_accuracy"]["mean"] = 0.5 + 0.1 * number
+    (run / "summary.json").write_text(json.dumps(summary))
+    page, _ = _page(run, to=tmp_path)
+    assert "<tr><th>step size</th><th>ε</th>" in page
+    assert "<tr><td>0.1</td>" in page
+    assert "<tr class=best><td>1.1</td>" in page
+
+
 def test_cases_of_several_runs_stand_beside_each_other(tmp_path):
-    page, _ = _page(_run(tmp_path, name="first"), _run(tmp_path, ("<A>",), name="second"), to=tmp_path)
+    page, _ = _page(make_run(tmp_path, name="first"), make_run(tmp_path, ("<A>",), name="second"), to=tmp_path)
     assert "second: &lt;A&gt;" in page
     assert "<A>" not in page
     assert "first: A" in page
 
 
 def test_many_cases_go_from_best_to_worst_and_what_they_share_stands_once(tmp_path):
-    run = _run(tmp_path, tuple("ABCDEF"))
+    run = make_run(tmp_path, tuple("ABCDEF"))
     rows = json.loads((run / "summary.json").read_text())["cases"]
     for (case, row), mean in zip(rows.items(), (0.3, None, 0.9, 0.5, 0.99, 0.7), strict=True):
         row["test_accuracy"]["mean"] = mean
@@ -134,7 +171,7 @@ def test_many_cases_go_from_best_to_worst_and_what_they_share_stands_once(tmp_pa
 
 
 def test_a_statement_without_an_epsilon_stands_without_assumptions(tmp_path):
-    run = _run(tmp_path)
+    run = make_run(tmp_path)
     rows = json.loads((run / "summary.json").read_text())["cases"]
     silent = STATED | {"dp_epsilon": None, "reason": "No noise.", "assumptions": ["clipped at 1", "of nothing"]}
     for row in rows.values():
@@ -148,7 +185,7 @@ def test_a_statement_without_an_epsilon_stands_without_assumptions(tmp_path):
 
 
 def test_without_out_no_page_of_other_runs_is_lost(tmp_path, monkeypatch, capsys):
-    first, second = (str(_run(tmp_path, name=name)) for name in ("first", "second"))
+    first, second = (str(make_run(tmp_path, name=name)) for name in ("first", "second"))
     monkeypatch.chdir(tmp_path)
     assert command.main(["report", first]) == command.main(["report", first, second]) == 0
     assert capsys.readouterr().out == f"{first}/report.html\nreport.html\n"
@@ -159,7 +196,7 @@ def test_without_out_no_page_of_other_runs_is_lost(tmp_path, monkeypatch, capsys
 
 
 def test_the_command_writes_the_page_or_says_in_one_sentence_why_not(tmp_path, capsys):
-    run, page = str(_run(tmp_path)), tmp_path / "page.html"
+    run, page = str(make_run(tmp_path)), tmp_path / "page.html"
     assert command.main(["report", run, "--out", str(page)]) == 0
     assert capsys.readouterr().out == f"{page}\n"
     for wrong, named in ((["report", str(tmp_path)], "RUN"), (["report", run, "--out", f"{page}/a.html"], "--out")):

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report import pictures
-from experiments.report.__main__ import RESULTS, rewritten
-from experiments.report.tables import cell
+from experiments.report.__main__ import RESULTS
+from jaxfl.analysis import page_pictures as pictures
+from jaxfl.analysis.page_tables import cell
+from jaxfl.analysis.pages import rewritten
 from jaxfl.core import ArgumentError
 
 ROWS = [
@@ -77,6 +78,19 @@ def test_the_largest_epsilon_over_seeds_is_shown():
     assert cell([{"proven_dp_epsilon": "2"}, {"proven_dp_epsilon": "2.006"}], "proven_dp_epsilon") == "2.01"
 
 
+def test_a_page_has_words_for_lines_and_axes(page, monkeypatch):
+    figures = []
+    monkeypatch.setattr(pictures, "save_figure", lambda figure, path: figures.append(figure) or path)
+    words = '<!-- words A:"the first" "step {}":"step of {}" test_accuracy:"accuracy, %" -->'
+    directive = "<!-- picture x x=target_epsilon lines=method,step_size bottom=0.5 level=0.9 -->"
+    rewritten(page(words, directive, "![T](x.png)"), pictures=True)
+    (axes,) = figures[0].axes
+    names = [text.get_text() for text in figures[0].legends[0].get_texts()]
+    assert names == ["the first, step of 0.1", "the first, step of 1", "B, step of 0.1"]
+    assert axes.get_ylabel() == "accuracy, %"
+    assert axes.get_ylim()[0] == 0.5
+
+
 def test_pictures_are_drawn_beside_the_page(page, monkeypatch):
     lines = '<!-- picture x x=target_epsilon lines=method best=step_size title="T" -->', "![T](x.png)"
     figures, save = [], pictures.save_figure
@@ -140,7 +154,7 @@ def run(page, tmp_path):
 
 def test_options_of_the_configuration_and_best_evaluations_are_columns(run):
     directive = "<!-- table y rows=method,masked,plain,rate,cuts,uncut columns=step_size value=test_accuracy_best -->"
-    lines = rewritten(run(directive), pictures=False)[0].splitlines()
+    lines = rewritten(run("<!-- words embracing:EmbracingFL -->", directive), pictures=False)[0].splitlines()
     assert lines[-1] == "| EmbracingFL, masked, 80, 90, none | 61.0 ± 1.4 | 91.0 ± 1.4 |"
 
 

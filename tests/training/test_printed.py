@@ -23,8 +23,9 @@ from printed_experiment import EXPERIMENT, FRAGILE, LARGE, SITES, SIZES, epsilon
 from run_files import run_lines
 from toy_problem import toy_data
 
-from experiments.report.tables import Directive, table
 from jaxfl.analysis import report
+from jaxfl.analysis.page_tables import Directive, table
+from jaxfl.core.outputs import varying
 from jaxfl.frame import flat, main
 from jaxfl.frame.command_line import parse
 from jaxfl.privacy.selection import selected_epsilon, selection
@@ -194,13 +195,19 @@ def percent(name, values):
 
 def test_both_tables_of_cases(ran):
     on_screen, on_page = printed_tables(ran.lines)[0], ran.page.tables["Results"][0]
+    settings = json.loads((ran.out / "summary.json").read_text())["cases"]
+    columns, names = varying({name: row["settings"] for name, row in settings.items()})
+    case_of = {tuple(cells): name for name, cells in names.items()}
+    assert columns == (["step size"] if ran.is_search else ["step size", "baseline"])
+    assert {*case_of.values()} == {*ran.cases}
     for heading, *rows in (on_screen, on_page):
-        assert {row[0] for row in rows} == {*ran.cases}
+        assert heading[: len(columns)] == columns
+        assert {tuple(row[: len(columns)]) for row in rows} == {*case_of}
         for row in rows:
-            cells, name = dict(zip(heading, row, strict=True)), row[0]
+            cells, name = dict(zip(heading, row, strict=True)), case_of[tuple(row[: len(columns)])]
             statuses = [ran.last[name, seed]["status"] for seed in ran.cases[name]["seeds"]]
             costs = {cost: over_seeds(ends(ran, name, total))[:1] for cost, total in COSTS.items()}
-            for title, cell in list(cells.items())[1:]:
+            for title, cell in list(cells.items())[len(columns) :]:
                 title = title.removesuffix(" (%)")
                 if title in METRICS:
                     says(cell, percent(METRICS[title], over_seeds(ends(ran, name, METRICS[title]))))
@@ -265,6 +272,8 @@ def test_sites(ran):
             assert row["dp_epsilon"] == expected
     shown = dict(zip(ran.page.summaries[-1 - len(ran.cases) : -1], ran.page.tables["Sites"], strict=True))
     assert {*shown} == {*ran.cases}
+    heading = ["site", "samples", "ε", "noise", "test accuracy"]
+    assert all(rows[0] == heading for rows in shown.values())
     tables = [(name, rows) for name, (_, *rows) in shown.items()]
     if not ran.is_search:
         tables.append((winner(ran), printed_tables(ran.lines)[1][1:]))
@@ -358,5 +367,9 @@ def test_options_and_environment(ran):
     assert shared.keys() | {*differing[0][1:]} == ran.config["config"].keys() - {"cases"}
     for key, text in shared.items():
         assert {json.dumps(options[key]).strip('"') for options in ran.cases.values()} == {text}
-    (environment,) = ran.page.tables["Where it ran"]
+    (environment,) = ran.page.tables["How to run it again"]
+    (command,) = [item for item in ran.page.items if item.startswith("run: ")]
+    words = shlex.split(command.partition(" --")[2])
+    again = parse(EXPERIMENT, ["--" + words[0], *words[1:]])[0].rows
+    assert ran.is_search or again.keys() == ran.cases.keys()  # a search draws other values from its secret key
     assert dict(environment[1:]) == {key: str(value) for key, value in ran.config["environment"].items()}

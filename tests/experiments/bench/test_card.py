@@ -14,7 +14,7 @@ import pytest
 
 from experiments import EXPERIMENTS
 from experiments.bench import card
-from experiments.report.tables import Directive, read_lines, table
+from jaxfl.analysis.page_tables import Directive, read_lines, table
 from jaxfl.frame import flat
 from jaxfl.frame.command_line import parse
 

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.embracing_fl.methods import TITLES
 from jaxfl.core import ArgumentError
 from jaxfl.core.outputs import read_csv
 from jaxfl.privacy.statements import RELATIONS, rounded_up
@@ -52,10 +51,13 @@ class Directive(NamedTuple):
     curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
     title: tuple[str, ...] = ()
     log: tuple[str, ...] = ()  # axes that are logarithmic: x, y
-    level: tuple[str, ...] = ()  # a height at which a dotted line is drawn
+    level: tuple[str, ...] = ()  # heights at which a dotted line is drawn
+    bottom: tuple[str, ...] = ()  # the lower end of the vertical axis, of shares
+    bands: tuple[str, ...] = ()  # none: curves have no bands
     marks: tuple[str, ...] = ()  # places of vertical lines
     panels: tuple[str, ...] = ()  # an entry of curves whose values have a panel each, of one height
     steps: tuple[str, ...] = ()  # y: curves of whole numbers that hold for a round each
+    words: Mapping[str, str] = {}  # of the page, for names; no option of a comment
 
     @classmethod
     def parse(cls, line: str) -> Directive | None:
@@ -79,8 +81,8 @@ class Directive(NamedTuple):
         except ValueError:
             found = f"got {text!r}"
             raise ArgumentError("directive", "must name a file, with closed quotes", found, "Mend the page.") from None
-        options: dict[str, tuple[str, ...]] = {}
-        of_pictures = [key for key in cls._fields[2:] if key not in ("rows", "columns", "value")]
+        options: dict[str, Any] = {}
+        of_pictures = [key for key in cls._fields[2:] if key not in ("rows", "columns", "value", "words")]
         known = _OF_TABLES if kind == "table" else of_pictures
         for word in words:
             key, _, value = word.partition("=")
@@ -89,6 +91,31 @@ class Directive(NamedTuple):
                 raise ArgumentError("directive", f"of a {kind} has {', '.join(known)}", found, "Mend the page.")
             options[key] = (value,) if key == "title" else tuple(re.split(",(?! )", value))
         return cls(kind, tuple(name.split("+")), **options)
+
+
+def words_of(line: str) -> dict[str, str]:
+    """The words in a line of a page; none in another line."""
+    text = line.strip()
+    if not (text.startswith("<!-- words ") and text.endswith("-->")):
+        return {}
+    pairs = [word.partition(":") for word in shlex.split(text.removeprefix("<!-- words").removesuffix("-->"))]
+    return {key: value for key, _, value in pairs}
+
+
+def worded(text: str, words: Mapping[str, str]) -> str:
+    """A name in the words of a page.
+
+    Examples:
+        >>> worded("A_1, num active 5, cut ", {"A_1": "A", "num active {}": "{} senders", "cut": ""})
+        'A, 5 senders'
+    """
+    if text in words:
+        return words[text]
+    parts = list[str]()
+    for part in map(str.strip, text.split(", ")):
+        matches = ((re.fullmatch(re.escape(key).replace(r"\{\}", "(.+)"), part), words[key]) for key in words)
+        parts.append(next((value.format(*match.groups()) for match, value in matches if match), part))
+    return ", ".join(filter(None, parts))
 
 
 def read_rows(directive: Directive, folder: Path) -> list[Row]:
@@ -215,14 +242,14 @@ def best_of(rows: Sequence[Row], options: Sequence[str], value: str) -> tuple[li
         return list(rows), ""
     best = max(means, key=lambda one: means[one])
     is_end = len(tried) > 1 and best in (tried[0], tried[-1])
-    return of_option[best], f" ({OPTIONS.get(option, option)} {short(best)}{', at an end' if is_end else ''})"
+    return of_option[best], f" ({OPTIONS.get(option, option)} {short(best, {})}{', at an end' if is_end else ''})"
 
 
-def short(text: str) -> str:
+def short(text: str, words: Mapping[str, str]) -> str:
     """A cell of a file as a page shows it, a list without its brackets."""
     if text.startswith("["):
         return text.strip("[]") or "none"
-    return f"{float(text):g}" if is_number(text) else TITLES.get(text, text)
+    return f"{float(text):g}" if is_number(text) else worded(text, words)
 
 
 def cell(rows: Sequence[Row], column: str) -> str:
@@ -270,7 +297,7 @@ def table(directive: Directive, folder: Path) -> list[str]:
     heads = values_of(rows, option) if option else list(directive.columns)
     label = ", ".join(OPTIONS.get(key, key.replace("_", " ")) for key in directive.rows)
     name = OPTIONS.get(option, option.replace("_", " ")) if option else ""
-    shown = [f"{name} = {short(head)}" if option else heading(rows, head) for head in heads]
+    shown = [f"{name} = {short(head, directive.words)}" if option else heading(rows, head) for head in heads]
     lines = [f"| {label} | {' | '.join(shown)} |", "|---" * (len(heads) + 1) + "|"]
     keys = dict.fromkeys(tuple(row.get(key, "") for key in directive.rows) for row in rows)
     for key in sorted(keys, key=lambda key: [_order(text) for text in key]):
@@ -281,5 +308,5 @@ def table(directive: Directive, folder: Path) -> list[str]:
             kept, note = best_of(of_cell, directive.best, directive.value[0])
             cells.append(cell(kept, directive.value[0] if option else head) + note)
         if any(cells):
-            lines.append(f"| {', '.join(short(text) for text in key if text)} | {' | '.join(cells)} |")
+            lines.append(f"| {', '.join(short(text, directive.words) for text in key if text)} | {' | '.join(cells)} |")
     return lines

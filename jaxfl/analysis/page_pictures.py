@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.report.tables import (
+from jaxfl.analysis.page_tables import (
     ACCURACY,
     OPTIONS,
     Directive,
@@ -24,21 +24,23 @@ from experiments.report.tables import (
     read_lines,
     read_rows,
     short,
+    worded,
 )
 from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
+    draw_points,
     legend_below,
-    line_style,
     new_figure,
     save_figure,
     seeds_curve,
     style_axes,
+    ticks_at,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
 
-_MARKS = "osD^vPX*"
 _AXES = {"target_epsilon": "epsilon", "iterations": "iterations K", "step_size": "step size", "round": "round"}
 _AXES |= {"local_steps": "local iterations τ of a round"}
 _NAMES = OPTIONS | {"local_steps": "τ", "kappa": "κ"}
@@ -54,16 +56,18 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
     if named is None:
         raise ArgumentError("directive", "must stand above its picture", f"got the line {image!r}", "Mend the page.")
     parts = _parts(directive, folder)
-    panels = [Panel(column, _label(column), column.startswith(ACCURACY)) for column in directive.y] * len(parts)
+    panels = [Panel(column, _label(directive, column), column.startswith(ACCURACY)) for column in directive.y]
+    panels *= len(parts)
     across = min(3, len(panels)) if len(parts) > 1 else len(panels)
     down = -(-len(panels) // across)
     width = max(6.4, (5.0 if down == 1 else 3.6) * across)
-    title = textwrap.fill(" ".join(directive.title), int(10 * width)) or None
+    title = textwrap.fill(" ".join(directive.title).replace(" = ", "\xa0=\xa0"), int(10 * width)) or None
     figure = new_figure(width, 4.2 if down == 1 else 2.5 * down, title)
     fill = _curves if directive.curves else _ends
     handles = {}
     for number, panel in enumerate(panels):
-        first = figure.axes[number % len(directive.y)] if number >= len(directive.y) else None  # with its column
+        alike = 0 if panel.is_accuracy and panels[0].is_accuracy else number % len(directive.y)
+        first = figure.axes[alike] if number > alike else None  # one height for accuracies, and for each column
         one = figure.add_subplot(down, across, number + 1, sharey=first)
         part = parts[number // len(directive.y)]
         if "x" in directive.log:
@@ -78,6 +82,9 @@ def draw(directive: Directive, folder: Path, image: str) -> Path:
             one.axvline(float(place), **style)
         if len(parts) > 1:
             one.set_title(textwrap.fill(part.where[-1].partition(":")[2], 40), fontsize=10)
+    if directive.bottom:
+        bottom = float(directive.bottom[0])
+        figure.axes[0].set_ylim(bottom, 1 + 0.05 * (1 - bottom))
     if directive.steps:
         for one in figure.axes:
             one.set_ylim(bottom=0)
@@ -120,8 +127,10 @@ def _number_logarithms(axes: Any) -> None:
         axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
-def _label(column: str) -> str:
-    """The name of a vertical axis."""
+def _label(directive: Directive, column: str) -> str:
+    """The name of an axis: in words of the page, an epsilon with its bound and relation where the rows tell them."""
+    if column in directive.words:
+        return directive.words[column]
     if column == ACCURACY:
         return "test accuracy, mean over nodes"
     words = heading([], column).removesuffix(", %")
@@ -133,7 +142,7 @@ def _note(directive: Directive, folder: Path) -> str:
     if directive.curves:
         if len({line.get("seed") for line in _lines(directive, folder)}) == 1:
             return "one seed"
-        return "line: mean over seeds, band: smallest to largest seed"
+        return "line: mean over seeds" + ("" if directive.bands else ", band: smallest to largest seed")
     if not any("seed" in row for row in read_rows(directive, folder)):
         return "lines: by formula"
     best = (
@@ -148,23 +157,37 @@ def _ends(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict[s
     keys = dict.fromkeys(tuple(row.get(key, "") for key in directive.lines) for row in rows)
     handles: dict[str, Any] = {}
     places: set[float] = set()
-    for number, key in enumerate(keys):
+    styles = line_styles(_name(directive, key) for key in keys)
+    for key in keys:
         own = [row for row in rows if tuple(row.get(name, "") for name in directive.lines) == key]
         points = _points(directive, own, x, panel.metric)
         if points:
             at, mean, spread = np.array(points).T
             places |= {float(place) for place in at}
-            style = line_style(number)
+            name = _name(directive, key)
             if any("seed" in row for row in own):
-                style |= {"marker": _MARKS[number % len(_MARKS)], "markersize": 5, "capsize": 2}
-                handles[_name(directive, key)] = axes.errorbar(at, mean, spread, **style)
+                handles[name] = draw_points(axes, at, mean, spread, styles[name])
             else:
-                (handles[_name(directive, key)],) = axes.plot(at, mean, **style)
-    style_axes(axes, panel, _AXES.get(x, x.replace("_", " ")))
+                (handles[name],) = axes.plot(at, mean, **styles[name])
+        elif x and (heights := numbers(best_of(own, directive.best, panel.metric)[0], panel.metric)):
+            name = _name(directive, key)  # what has no place on the axis, a run without noise for one, is a level
+            handles[name] = axes.axhline(float(np.mean(heights)), **styles[name])
+    style_axes(axes, panel, directive.words.get(x) or _budget(rows, x) or _AXES.get(x, x.replace("_", " ")))
+    if panel.metric.endswith("_lead"):
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g}")
     if len(places) <= 10:
-        axes.set_xticks(sorted(places), [f"{place:g}" for place in sorted(places)])
-        axes.minorticks_off()
+        ticks_at(axes, sorted(places))
     return handles
+
+
+def _budget(rows: Sequence[Row], x: str) -> str:
+    """The bound and relation of target_epsilon: those whose epsilons meet it. Empty for another option."""
+    for bound in ("proven", "published") if x == "target_epsilon" else ():
+        column = f"{bound}_dp_epsilon"
+        shares = [float(row[column]) / float(row[x]) for row in rows if row.get(column) and row.get(x)]
+        if shares and 0.9 < min(shares) and max(shares) < 1.001:
+            return heading(rows, column)
+    return ""
 
 
 def _best_cases(directive: Directive, folder: Path, metric: str) -> dict[tuple[str, str], str]:
@@ -179,8 +202,9 @@ def _best_cases(directive: Directive, folder: Path, metric: str) -> dict[tuple[s
 
 def _name(directive: Directive, key: Sequence[str]) -> str:
     """The values of a line's options; a number with the option's name."""
-    texts = [(option, short(text)) for option, text in zip(directive.lines, key, strict=True) if text]
-    return ", ".join(f"{_NAMES.get(option, option)} {text}" if is_number(text) else text for option, text in texts)
+    texts = [(option, short(text, directive.words)) for option, text in zip(directive.lines, key, strict=True) if text]
+    name = ", ".join(f"{_NAMES.get(option, option)} {text}" if is_number(text) else text for option, text in texts)
+    return worded(name, directive.words)
 
 
 def _points(directive: Directive, rows: Sequence[Row], x: str, metric: str) -> list[tuple[float, float, float]]:
@@ -224,13 +248,15 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
     of_name: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         if entry in line:
-            of_name.setdefault(str(line[entry]), []).append(line)
-    handles = {}
-    for number, (name, own) in enumerate(of_name.items()):
+            of_name.setdefault(worded(str(line[entry]), directive.words), []).append(line)
+    handles, styles = {}, line_styles(of_name)
+    for name, own in of_name.items():
         curve = seeds_curve(Lines(own), panel.metric, totals)
+        curve = curve._replace(num_seeds=1) if directive.bands else curve
         if curve.x.size:
-            style = line_style(number) | ({"drawstyle": "steps-mid"} if directive.steps else {})
+            style = styles[name] | ({"drawstyle": "steps-mid"} if directive.steps else {})
             handles[name] = draw_curve(axes, curve, style)
-    style_axes(axes, panel, (totals or ("round",))[0].removeprefix("total_").replace("_", " "))
+    x = (totals or ("round",))[0]
+    style_axes(axes, panel, directive.words.get(x, x.removeprefix("total_").replace("_", " ")))
     _number_logarithms(axes)
     return handles

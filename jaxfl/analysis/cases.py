@@ -1,0 +1,235 @@
+"""Cases of runs that have ended, as a page or a paper shows them: rows of a table, and charts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from jaxfl.analysis.plots import (
+    X_AXES,
+    Panel,
+    draw_curves,
+    draw_points,
+    read_lines,
+    style_axes,
+    ticks_at,
+)
+from jaxfl.analysis.styles import GREY, line_styles
+from jaxfl.core import ArgumentError
+from jaxfl.core.lines import Lines
+from jaxfl.core.outputs import read_csv, varying
+from jaxfl.privacy.statements import RELATIONS, rounded_up
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANELS = (
+    Panel("test_accuracy", "test accuracy, mean over nodes", is_accuracy=True),
+    Panel("test_accuracy_worst_node", "test accuracy, worst node", is_accuracy=True),
+    Panel("test_loss", "test loss, mean over nodes"),
+    Panel("train_loss", "training loss"),
+)
+METRICS = {  # entry of summary.json -> heading
+    "test_accuracy": "test accuracy",
+    "test_accuracy_worst_node": "worst node",
+    "test_accuracy_average_model": "average model",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+}
+_COSTS = {"bits_sent": "bits sent", "simulated_seconds": "simulated seconds", "joules": "joules"}
+MOST_COLORED = 14  # cases; further ones are grey
+_MOST_TICKS = 6  # that fit side by side
+FEWEST_SORTED = 5  # cases, as in the closing table of a run
+
+
+class Shown(NamedTuple):
+    """A case of a run, as the page shows it."""
+
+    label: str  # unique on the page
+    run: Mapping[str, str]  # the name of its run, where there are several
+    row: Mapping[str, Any]  # of summary.json
+    options: Mapping[str, Any]  # its whole configuration
+    lines: Lines  # its measurements
+    sites: Sequence[Mapping[str, str]]  # its rows of sites.csv
+
+
+class Chart(NamedTuple):
+    """A picture of all cases."""
+
+    name: str  # of a file, without its format
+    title: str
+    draw: Callable[[Axes], dict[str, Any]]  # returns label -> what a legend shows
+
+
+def shown_cases(folders: Sequence[Path]) -> list[Shown]:
+    """The cases of all runs: five or more from best to worst, baselines last.
+
+    Raises:
+        ArgumentError: no folder; a folder without summary.json and lines of measurements.
+    """
+    if not folders:
+        raise ArgumentError("run_dirs", "must name a run", "got none", "Pass a run directory.")
+    shown = [one for folder in folders for one in _of_run(folder, len(folders) > 1)]
+    if len(shown) >= FEWEST_SORTED:
+        _, ranked = ranking(shown)
+        places = {label: place for place, label in enumerate(ranked)}
+        shown.sort(key=lambda one: (is_baseline(one), places.get(one.label, len(places))))
+    return shown
+
+
+def _of_run(folder: Path, several_runs: bool) -> list[Shown]:
+    """The cases of a run."""
+    summary = read_json(folder / "summary.json")
+    if "cases" not in summary:
+        remedy = "Name the directory of a run that has ended."
+        raise ArgumentError("run_dirs", "must hold summary.json", f"{folder} has none", remedy)
+    cases, winner = summary["cases"], summary.get("selected")
+    if winner:  # of a private selection: its statements count all runs
+        cases[winner["case"]]["privacy"] = winner["privacy"] + cases[winner["case"]]["privacy"]
+    config = dict(read_json(folder / "config.json").get("config", {}))
+    changes, _ = config.pop("cases", {}), config.pop("settled", None)
+    table = folder / "sites.csv"
+    sites = read_csv(table) if table.exists() else []
+    lines = read_lines(folder).by_case()
+    return [
+        Shown(
+            label=f"{folder.name}: {name}" if several_runs else name,
+            run={"run": folder.name} if several_runs else {},
+            row=row,
+            options={**config, **{k: v for k, v in changes.get(name, {}).items() if k != "seeds"}},
+            lines=lines.get(name, Lines()),
+            sites=[site for site in sites if site["case"] == name],
+        )
+        for name, row in cases.items()
+    ]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file, empty where it is missing."""
+    return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def _spread(name: str, value: Mapping[str, Any] | None) -> str:
+    """Mean and standard deviation over seeds; accuracies in per cent."""
+    if value is None or value["mean"] is None:
+        return "–"
+    unit, form = (100, "{:.1f}") if "accuracy" in name else (1, "{:.3g}")
+    deviation = "" if value["std"] is None else f" ± {form.format(unit * value['std'])}"
+    return form.format(unit * value["mean"]) + deviation + (" %" if unit == 100 else "")
+
+
+def is_baseline(one: Shown) -> bool:
+    return bool(one.row.get("settings", {}).get("baseline"))
+
+
+def ranking(shown: Sequence[Shown]) -> tuple[str, list[str]]:
+    """Mean accuracy where there is one, else test loss, and the cases by it from best to worst; no baselines."""
+    for metric, sign in (("test_accuracy", -1), ("test_loss", 1)):
+        rows = {one.label: one.row for one in shown if not is_baseline(one)}
+        means = {label: row[metric]["mean"] for label, row in rows.items() if metric in row}
+        known = {label: sign * mean for label, mean in means.items() if mean is not None}
+        if len(known) > 1:
+            return metric, sorted(known, key=known.__getitem__)
+    return "", []
+
+
+def all_statements(shown: Sequence[Shown]) -> list[Mapping[str, Any]]:
+    return [stated for one in shown for stated in one.row.get("privacy", [])]
+
+
+def _cost(one: Shown, name: str) -> float | None:
+    """A cost of the whole run, mean over the seeds that did not diverge, as in the table on the screen."""
+    return one.row.get("costs", {}).get(name, {}).get("mean")
+
+
+def _stated(one: Shown) -> Mapping[str, Any] | None:
+    """The first statement of a case that has an epsilon."""
+    return next((stated for stated in one.row.get("privacy", []) if stated["dp_epsilon"] is not None), None)
+
+
+def _epsilon_text(one: Shown) -> str:
+    stated = _stated(one)
+    return "none" if stated is None else f"{rounded_up(stated['dp_epsilon'], 4)} {stated['bound']}"
+
+
+def results(shown: Sequence[Shown]) -> tuple[list[str], list[list[str]]]:
+    """Heading and a row for each case: the options that vary, else its name; epsilon, metrics, costs, status."""
+    from matplotlib.ticker import EngFormatter
+
+    metrics = [name for name in METRICS if any(one.row.get(name) for one in shown)]
+    costs = [name for name in _COSTS if any(_cost(one, name) for one in shown)]
+    short = EngFormatter(places=2, sep=" ")
+    options, names = varying({one.label: {**one.run, **one.row.get("settings", {})} for one in shown})
+    heading = [*options, "ε", *(METRICS[name] for name in metrics), *(_COSTS[name] for name in costs), "status"]
+    rows = [
+        [
+            *names[one.label],
+            _epsilon_text(one),
+            *(_spread(name, one.row.get(name)) for name in metrics),
+            *("–" if (cost := _cost(one, name)) is None else short(cost) for name in costs),
+            ", ".join(dict.fromkeys(one.row.get("status", []))),
+        ]
+        for one in shown
+    ]
+    return heading, rows
+
+
+def styles_of(shown: Sequence[Shown]) -> dict[str, dict[str, Any]]:
+    """Label -> style of its line; cases beyond `MOST_COLORED` have none."""
+    return line_styles(one.label for one in shown[:MOST_COLORED])
+
+
+def charts(shown: Sequence[Shown]) -> list[Chart]:
+    """Metrics against rounds, the first one against costs, too, and final values against epsilon."""
+    panels = [panel for panel in PANELS if any(len(one.lines.having(panel.metric)) for one in shown)]
+    drawn = [(panel, "rounds") for panel in panels]
+    for cost in ("bits", "seconds", "joules"):
+        if panels and any(line.get(X_AXES[cost].totals[0]) for one in shown for line in one.lines):
+            drawn.append((panels[0], cost))
+    pictures = [_against(shown, panel, x) for panel, x in drawn]
+    epsilons = [stated["dp_epsilon"] for one in shown if (stated := _stated(one)) is not None]
+    if panels and epsilons and max(epsilons) > 1.01 * min(epsilons):
+        pictures.append(_against_epsilon(shown, panels[0]))
+    return pictures
+
+
+def _against(shown: Sequence[Shown], panel: Panel, x: str) -> Chart:
+    """One metric of every case against rounds or a cost."""
+    axis, of_case = X_AXES[x], {one.label: one.lines for one in shown}
+
+    def draw(axes: Axes) -> dict[str, Any]:
+        return draw_curves(axes, of_case, panel, axis, styles_of(shown))[0]
+
+    return Chart(f"{panel.metric}_{x}", f"{panel.label} against {axis.label}", draw)
+
+
+def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
+    """Draw the final metric of each case that has an epsilon."""
+    styles = styles_of(shown)
+
+    def draw(axes: Axes) -> dict[str, Any]:
+        handles, grounds, places = {}, dict[str, None](), list[float]()
+        for one in shown:
+            stated, ends = _stated(one), one.row.get(panel.metric)
+            values = [value for value in (ends or {}).get("per_seed", []) if value is not None]
+            if stated is not None and values:
+                mean = float(np.mean(values))
+                spread = [[mean - min(values)], [max(values) - mean]]
+                style = styles.get(one.label, {"color": GREY})
+                handles[one.label] = draw_points(axes, [stated["dp_epsilon"]], [mean], spread, style, joined=False)
+                places.append(stated["dp_epsilon"])
+                relation = stated["neighboring_relation"]
+                grounds[f"{stated['bound']}, {RELATIONS.get(relation, relation)}"] = None
+        style_axes(axes, panel, f"ε ({' or '.join(grounds)})")
+        if axes.dataLim.x0 > 0 and axes.dataLim.x1 / axes.dataLim.x0 > 8:
+            axes.set_xscale("log")
+        places = sorted({float(f"{point:.3g}") for point in places})
+        if len(places) <= _MOST_TICKS:
+            ticks_at(axes, places)
+        return {name: handles[name] for name in styles if name in handles}
+
+    return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw)

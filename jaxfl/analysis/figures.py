@@ -1,0 +1,98 @@
+"""Figures and a table for a paper, from the files of runs."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxfl.analysis.cases import charts, results, shown_cases
+from jaxfl.analysis.plots import legend_below, new_figure, save_figure
+from jaxfl.core import ArgumentError, check
+from jaxfl.core.outputs import drop_link
+
+FORMATS = ("pdf", "svg", "png")
+_WIDTH, _HEIGHT = 3.4, 2.3  # inches: a column of a page of two
+_PRINTED: Any = {"font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7}
+_DPI = 300  # of png
+_ESCAPES = {each: f"\\{each}" for each in "&%$#_{}"}
+_ESCAPES |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_ESCAPES |= {"<": "$<$", ">": "$>$", "±": r"$\pm$", "–": "--", "×": r"$\times$", "µ": r"$\mu$", "·": r"$\cdot$"}
+_GREEK = {"ε": "varepsilon", "δ": "delta", "τ": "tau", "κ": "kappa", "σ": "sigma", "γ": "gamma", "λ": "lambda"}
+_ESCAPES |= {letter: f"$\\{name}$" for letter, name in _GREEK.items()} | {"≤": r"$\le$", "≥": r"$\ge$", "²": "$^2$"}
+_SPREAD = re.compile(r"(-?[\d.]+(?:e[+-]\d+)?)(?: ± ([\d.]+(?:e[+-]\d+)?))?( %)?")
+
+
+def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str], form: str) -> list[Path]:
+    r"""Write the charts of a report as pictures one column wide, and results.tex, a table of LaTeX without packages.
+
+    Args:
+        run_dirs: run directories, at least one; their cases stand in the same pictures.
+        folder: for the files, which are replaced; a folder that is missing is made in one that is there.
+        form: pdf or svg, whose letters are text, or png at 300 dots an inch.
+
+    Returns:
+        Paths of the files.
+
+    Raises:
+        ArgumentError: no such format; a directory without results to draw; no folder for the files.
+
+    Guarantees:
+        - text is escaped, and means and deviations are `$mean \pm deviation$`.
+        - the same run gives the same bytes.
+    """
+    import matplotlib
+
+    check.one_of(FORMATS, form=form)
+    folder = Path(folder)
+    shown = shown_cases([Path(one) for one in run_dirs])
+    pictures = charts(shown)
+    if not pictures:
+        remedy = "Name the directory of a run that was evaluated."
+        raise ArgumentError("run_dirs", "must hold results to draw", f"{run_dirs[0]} has none", remedy)
+    if not folder.parent.is_dir():
+        raise ArgumentError("path", "must lie in a folder that exists", f"got {folder}", "Make the folder.")
+    paths = []
+    with matplotlib.rc_context(_PRINTED):
+        for chart in pictures:
+            figure = new_figure(_WIDTH, _HEIGHT)
+            axes = figure.add_subplot()
+            handles = chart.draw(axes)
+            legend_below(figure, handles if len(shown) > 1 else {}, num_columns=2)
+            paths.append(save_figure(figure, folder / f"{chart.name}.{form}", dpi=_DPI))
+    table = folder / "results.tex"
+    drop_link(table).write_text(latex_table(*results(shown)), encoding="utf-8")
+    return [*paths, table]
+
+
+def latex_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    r"""A tabular environment, with rules by `\hline`.
+
+    Examples:
+        >>> print(latex_table(["method", "accuracy"], [["A_1", "91.0 ± 1.4 %"]]))
+        \begin{tabular}{lr}
+        \hline
+        method & accuracy \\
+        \hline
+        A\_1 & $91.0 \pm 1.4$\,\% \\
+        \hline
+        \end{tabular}
+        <BLANKLINE>
+    """
+    texts = [" & ".join(map(_cell, row)) + r" \\" for row in (heading, *rows)]
+    are_numbers = [all(_SPREAD.fullmatch(row[at]) for row in rows) for at in range(len(heading))]
+    columns = "".join("lr"[each] for each in are_numbers)
+    lines = [f"\\begin{{tabular}}{{{columns}}}", r"\hline", texts[0], r"\hline", *texts[1:], r"\hline"]
+    return "\n".join([*lines, r"\end{tabular}", ""])
+
+
+def _cell(text: str) -> str:
+    """A cell as LaTeX: a number in mathematics, with its deviation; other text escaped."""
+    number = _SPREAD.fullmatch(text)
+    if number is None:
+        return "".join(_ESCAPES.get(letter, letter) for letter in text)
+    mean, deviation, percent = number.groups()
+    spread = "" if deviation is None else rf" \pm {deviation}"
+    return f"${mean}{spread}$" + (r"\,\%" if percent else "")

@@ -1,0 +1,97 @@
+"""Figures and a table for a paper: formats, sizes, letters, and what LaTeX would take in."""
+
+import json
+import re
+import struct
+import sys
+
+import pytest
+from helpers import refused
+from test_report import make_run
+
+from jaxfl import command
+from jaxfl.analysis.figures import latex_table, write_figures
+
+NASTY = r"R&D_{50 %} #1 $x$ \input ~a^b <c> ε = 3, τ"
+BEGINNINGS = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
+CHARTS = {"test_accuracy_rounds", "test_accuracy_bits", "test_accuracy_epsilon"}
+
+
+@pytest.mark.parametrize("form", BEGINNINGS)
+def test_every_chart_is_written_in_the_format_at_the_width_of_a_column(tmp_path, form, capsys):
+    run = make_run(tmp_path)
+    assert command.main(["report", str(run), "--figures", form]) == 0
+    inches = {
+        "pdf": lambda content: float(re.findall(rb"/MediaBox \[ 0 0 ([\d.]+)", content)[0]) / 72,
+        "svg": lambda content: float(re.findall(rb'width="([\d.]+)pt"', content)[0]) / 72,
+        "png": lambda content: struct.unpack(">I", content[16:20])[0] / 300,
+    }[form]
+    paths = [run / "figures" / f"{name}.{form}" for name in CHARTS]
+    assert {*capsys.readouterr().out.split()} == {*map(str, paths), str(run / "figures" / "results.tex")}
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(BEGINNINGS[form])
+        assert inches(content) == pytest.approx(3.4, abs=0.01)
+    assert not (run / "report.html").exists()
+    write_figures([run], tmp_path / "again", form)
+    for path in paths:
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_letters_of_a_vector_picture_are_text(tmp_path):
+    run = make_run(tmp_path)
+    write_figures([run], tmp_path / "a", "svg")
+    write_figures([run], tmp_path / "a", "pdf")
+    assert ">bits sent, all nodes</text>" in (tmp_path / "a" / "test_accuracy_bits.svg").read_text()
+    assert ">ε (proven, zero out one sample)</text>" in (tmp_path / "a" / "test_accuracy_epsilon.svg").read_text()
+    content = (tmp_path / "a" / "test_accuracy_bits.pdf").read_bytes()
+    assert b"/Type3" not in content, "publishers refuse fonts of type 3"
+    assert b"/CIDFontType2" in content
+
+
+def _cells(table):
+    """Rows of a tabular, after a check that its structure holds: columns, escapes, mathematics."""
+    begin, *body, end = table.strip().splitlines()
+    (columns,) = re.findall(r"^\\begin\{tabular\}\{([lr]+)\}$", begin)
+    assert end == r"\end{tabular}"
+    rows = [line.removesuffix(r" \\") for line in body if line != r"\hline"]
+    assert all(line == r"\hline" or line.endswith(r" \\") for line in body)
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
+        assert len(re.findall(r"(?<!\\)\$", row)) % 2 == 0
+        outside = re.sub(r"(?<!\\)\$.*?(?<!\\)\$|\\text\w+\{\}|\\[&%#_{}$,]", "", row)
+        assert not re.search(r"[\\%#_{}$~^<>]|[^\x00-\x7f]", outside), outside
+    return [re.split(r" (?<!\\)& ", row) for row in rows]
+
+
+def test_a_table_of_latex_has_escaped_names_and_deviations_in_mathematics(tmp_path):
+    run = make_run(tmp_path, (NASTY, "B"))
+    summary = json.loads((run / "summary.json").read_text())
+    for case, row in summary["cases"].items():
+        row["settings"] = {"method": case, "step_size": 0.1, "nodes": 1 + len(case)}
+    (run / "summary.json").write_text(json.dumps(summary))
+    heading, first, second = _cells(write_figures([run], tmp_path / "a", "svg")[-1].read_text())
+    assert heading[:2] == ["method", "nodes"], "what all share is no column"
+    assert second[:2] == ["B", "$2$"]
+    assert r"R\&D\_\{50 \%\} \#1 \$x\$ \textbackslash{}input" in first[0]
+    assert heading[3] == "test accuracy"
+    assert second[3] == r"$91.0 \pm 1.4$\,\%"
+
+
+def test_numbers_that_are_small_large_or_missing_keep_their_form():
+    cells = _cells(latex_table(["a", "b"], [["-1.2e-05 ± 3e-06", "–"], ["100.0 %", "2.001 proven"]]))
+    assert cells[1:] == [[r"$-1.2e-05 \pm 3e-06$", "--"], [r"$100.0$\,\%", "2.001 proven"]]
+
+
+def test_a_run_without_results_is_refused_in_one_sentence(tmp_path, capsys):
+    run = make_run(tmp_path)
+    lines = (run / "passes" / "0" / "metrics.jsonl").read_text().splitlines()
+    (run / "passes" / "0" / "metrics.jsonl").write_text(re.sub("test_accuracy", "other", "\n".join(lines)) + "\n")
+    assert command.main(["report", str(run), "--figures", "pdf"]) == 2
+    assert command.main(["report", str(tmp_path), "--figures", "pdf"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "must hold results to draw" in first
+    assert "summary.json" in second
+    assert not (run / "figures").exists()
+    refused(lambda: write_figures([run], tmp_path / "a", "eps"), "form")
+    assert "matplotlib.pyplot" not in sys.modules or not sys.modules["matplotlib.pyplot"].get_fignums()

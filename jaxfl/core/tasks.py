@@ -250,7 +250,7 @@ def check_task(task: Task, data: FederatedData) -> None:
     With clipping each sample is differentiated alone; without, padding would count in such a loss.
 
     Args:
-        task: its loss is tried on two samples, unless it has factors: losses of layers of `jaxfl.models` do not mix.
+        task: its loss is tried on two samples, unless it `is_by_sample`, as tasks of `jaxfl.models` are.
         data: where its arrays are traced the loss is not tried.
 
     Raises:
@@ -265,7 +265,7 @@ def check_task(task: Task, data: FederatedData) -> None:
         return
     if task.logits is not None:
         _check_labels(task, task.logits, shapes, data)
-    if task.factors is not None or task.train_loss is not None:
+    if task.is_by_sample or task.train_loss is not None:
         return
     with jax.ensure_compile_time_eval():
         start = task.init(jax.random.key(0))

@@ -120,6 +120,8 @@ class Task(NamedTuple):
             `params` is not necessarily a dict of blocks.
         logits: (params, inputs) -> (b, classes), where the labels are classes; None where they need not be.
         modes: names of the layers that train by batch statistics or with dropout, for errors.
+        is_by_sample: whether each sample is known to have a loss of its own, as with layers of `jaxfl.models`; where it
+            is not known, `check_task` tries it.
     """
 
     init: Callable[[Array], PyTree]
@@ -134,6 +136,7 @@ class Task(NamedTuple):
     part: Callable[[tuple[str, ...]], Part] | None = None
     logits: Callable[[PyTree, Array], Array] | None = None
     modes: tuple[str, ...] = ()
+    is_by_sample: bool = False
 
     __repr__ = short_repr
 

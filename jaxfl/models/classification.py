@@ -255,6 +255,7 @@ def classification(
         part=part,
         logits=logits_of,
         modes=tuple(name for name, layer in model.layers if layer.train is not None),
+        is_by_sample=not has_mode,
     )
 
 

@@ -15,7 +15,6 @@ from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
     legend_below,
-    line_style,
     new_figure,
     plot_run,
     read_lines,
@@ -24,6 +23,7 @@ from jaxfl.analysis.plots import (
     seeds_curve,
     style_axes,
 )
+from jaxfl.analysis.styles import line_styles
 from jaxfl.frame import Finished, Request, Row
 from jaxfl.frame.options import text_of
 from jaxfl.training.summary import format_spread, write_table
@@ -142,8 +142,9 @@ def _draw(finished: Finished, rows: list[dict[str, Any]], curves: Mapping[str, C
     title = f"{run_title(folder / 'config.json')}: {clients.nodes} nodes ({clients.partition}), best step of each"
     figure = new_figure(11.0, 4.6, title)
     panels, handles = figure.subplots(1, 2, sharey=True), {}
-    for number, row in enumerate(rows):
-        style = line_style(number)
+    styles = line_styles(row["method"] for row in rows)
+    for row in rows:
+        style = styles[row["method"]]
         handles[row["method"]] = draw_curve(panels[0], seeds_curve(by_case[row["case"]], _METRIC), style)
         draw_curve(panels[1], curves[row["case"]], style)
     style_axes(panels[0], _ACCURACY, "round")

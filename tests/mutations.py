@@ -205,7 +205,7 @@ jaxfl/analysis/report.py: epsilon = rounded_up(max(epsilons), 4) => epsilon = ro
 jaxfl/analysis/report.py: _mean([row[name] for row in own]) => _mean([row[name] for row in own[:1]])
 jaxfl/analysis/report.py: {k: v for k, v in changes.get(name, {}).items() if k != "seeds"} => {}
 jaxfl/analysis/report.py: own = [(one, [t for t => own = [(alike[0], [t for t
-jaxfl/training/sites.py: parts if len(parts) == len(seeds) else => 
+jaxfl/training/sites.py: parts if len(parts) == len(seeds) else parts[:1] => parts[:1]
 jaxfl/training/sites.py: noise[node % len(noise)] if noise => noise[0] if noise
 jaxfl/training/sites.py: own[node % len(own)] if len(own) in (1, count) => own[0] if len(own) in (1, count)
 jaxfl/training/sites.py: rounded_up(max(epsilons), 4) => rounded_up(min(epsilons), 4)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from jaxfl import algorithms, gradients, graphs
+from jaxfl import algorithms, channel, gradients, graphs
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.frame import Clients, Costs, Data, Network, Prepared, Row, Run, cases_of, where
 from jaxfl.frame.choose import Choice, choose
@@ -62,11 +62,15 @@ GRAPH: Mapping[str, Callable[..., Algorithm]] = {
     "DIGing": lambda at: at(algorithms.diging),
     "NEXT": lambda at: at(algorithms.atc_tracking),
     "Aug-DGM": lambda at: at(algorithms.atc_tracking, variant="aug_dgm"),
+    "ProxSkip": lambda at, *, exchange_probability: at(algorithms.prox_skip, exchange_probability=exchange_probability),
+    "CHOCO-SGD": lambda at, *, kept_share, consensus_step: at(
+        algorithms.choco_sgd, compressor=channel.top_k(kept_share), consensus_step=consensus_step
+    ),
 }
 METHODS = {**SERVER, **GRAPH}
 CHOICE = Choice("method", METHODS)
 COMPARED = tuple(METHODS)
-UNDIRECTED = ("ED", "NIDS", "EXTRA")  # which need one symmetric matrix
+UNDIRECTED = ("ED", "NIDS", "EXTRA", "ProxSkip", "CHOCO-SGD")  # which need one symmetric matrix
 AVERAGED = ("FedAvg", "FedProx", "FedNova", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")  # by any rule
 AGGREGATES: Mapping[str, Callable[[int], Any]] = {  # by the number of attackers
     "median": lambda f: algorithms.coordinate_median(),
@@ -87,14 +91,16 @@ class Learning:
 
     COUNTS: ClassVar = (
         where("method", SERVER, "num_active", "local_steps"),
-        where("method", GRAPH, "graph", "mixings"),
+        where("method", GRAPH, "graph"),
+        where("method", [name for name in GRAPH if name != "CHOCO-SGD"], "mixings"),
         CHOICE.counts,
         where("method", AVERAGED, "aggregate", "attack"),
         {"attackers": lambda options: options["attack"] != "none" or options["aggregate"] in ("trimmed_mean", "krum")},
     )
     method: Literal[
         "FedAvg", "FedProx", "SCAFFOLD", "FedNova", "FedDyn", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad",
-        "D-PSGD", "SGP", "D-SGDm", "QG-DSGDm", "ED", "NIDS", "EXTRA", "DIGing", "NEXT", "Aug-DGM"
+        "D-PSGD", "SGP", "D-SGDm", "QG-DSGDm", "ED", "NIDS", "EXTRA", "DIGing", "NEXT", "Aug-DGM",
+        "ProxSkip", "CHOCO-SGD"
     ] = "FedAvg"  # fmt: skip
     """Up to FedAdagrad with a server, else over a graph: docs/methods.md has each method's lines and source. Clients of
     FedNova make 1, 2, ..., local_steps, 1, ... steps."""
@@ -117,7 +123,13 @@ class Learning:
     momentum: float = traced(0.9)
     """Momentum of FedAvgM's server, and of the nodes in D-SGDm and QG-DSGDm."""
     graph: Literal["exponential", "directed_ring", "ring", "complete", "star"] = "ring"
-    """Graph of the methods without a server. ED, NIDS and EXTRA need an undirected one."""
+    """Graph of the methods without a server. ED, NIDS, EXTRA, ProxSkip and CHOCO-SGD need an undirected one."""
+    exchange_probability: float = traced(0.3)
+    """Share of the rounds in which ProxSkip sends, in (0, 1]."""
+    kept_share: float = 0.1
+    """Share of a message's numbers that CHOCO-SGD sends, the largest ones."""
+    consensus_step: float = traced(0.3)
+    """Step of CHOCO-SGD's mixing; it diverges where this is too large for kept_share."""
     mixings: int = 1
     """Exchanges in place of each one of a method over a graph."""
     aggregate: Literal["mean", "median", "trimmed_mean", "krum", "geometric_median"] = "mean"
@@ -151,7 +163,7 @@ class Configuration:
         if learning.method in GRAPH:
             gradient = gradients.mini_batch(sampler=gradients.uniform(learning.batch_size))
             common = {"graph": GRAPHS[learning.graph](nodes), "gradient": gradient, "step_size": learning.step_size}
-            common["num_mixings"] = learning.mixings
+            common |= {} if learning.method == "CHOCO-SGD" else {"num_mixings": learning.mixings}
         else:
             clients = algorithms.local_steps(
                 learning.local_steps,

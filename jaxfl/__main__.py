@@ -69,6 +69,8 @@ def _completion(package: ModuleType, known: Iterable[str]) -> str:
     for name in set(known) - set(_COMMANDS):
         experiment = getattr(importlib.import_module(f"{package.__name__}.{name}"), "EXPERIMENT", None)
         words |= {} if experiment is None else {name: frame.flags(experiment)}
+    plan = importlib.import_module(f"{package.__name__}.plan.request").PLAN  # whose package is no experiment
+    words["plan"] = ["--epsilon", *frame.flags(plan)]
     cases = "\n".join(f'    "{name}") words="{" ".join(of_name)}" ;;' for name, of_name in words.items())
     return f"""_jaxfl() {{
   local words=

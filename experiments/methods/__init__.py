@@ -27,5 +27,11 @@ EXPERIMENT = Experiment(
     labels={"method": "{}", "step_size": "step {}"},
     tell=tell,
     columns=("test_accuracy", "test_accuracy_worst_node", "train_loss"),
-    aliases={"num_nodes": "nodes", "num_rounds": "rounds", "iterations": "rounds", "num_mixings": "mixings", "share": "kept_share"},
+    aliases={
+        "num_nodes": "nodes",
+        "num_rounds": "rounds",
+        "iterations": "rounds",
+        "num_mixings": "mixings",
+        "share": "kept_share",
+    },
 )

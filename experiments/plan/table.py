@@ -76,7 +76,7 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     rank_by = request.config.run.rank_by
     metric = deciding(finished.summary, COLUMNS if rank_by is None else (rank_by, *COLUMNS))
     console, rows = Console(markup=False), best_of(finished, metric)
-    console.print(_table(finished, rows))
+    console.print(_table(finished, rows, is_narrow=console.width < 110))
     together = [row for row in rows if not row.baseline]
     if not together:
         return []
@@ -134,13 +134,17 @@ def best_guess(dp_epsilon: float, dp_delta: float) -> float:
     return 1 - (1 - dp_delta) / (1 + math.exp(dp_epsilon))
 
 
-def _table(finished: Finished, rows: Sequence[Best]) -> Table:
-    """A row a budget and baseline, mean ± standard deviation over seeds."""
+def _table(finished: Finished, rows: Sequence[Best], *, is_narrow: bool) -> Table:
+    """A row a budget and baseline, mean ± standard deviation over seeds; in a narrow terminal accuracies only."""
     metrics = [name for name in _SCORES if any(f"test_{name}" in row.result for row in rows)]
+    hidden = metrics[1:] if is_narrow else []
+    metrics = [name for name in metrics if name not in hidden]
     stated = next((row.stated for row in rows if row.stated), {})
     seeds = len(finished.summary["seeds"])
     notes = [f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"]
     notes[0] += "; worst: of the worst site; all sites have one test set"
+    if hidden:
+        notes.append(f"a wider terminal has {' and '.join(hidden).replace('_', ' ')}, too; all are in results.csv")
     notes.append("pooled: all samples in one place, with ε by DP-SGD; alone: each site by itself")
     if any(row.at_an_end for row in rows):
         notes.append("*: the first or the last step that was tried; a better one may lie beyond")

@@ -31,6 +31,7 @@ class ProgressReport:
         self._total = total_rounds
         self._done_here = self._done_since = self._part_done = self._part_total = 0
         self._label, self._note, self._is_compiled = "", "", False
+        self._first: tuple[float, int] | None = None  # when the first call ended, and its rounds
         self._began = self._last_line = time.perf_counter()
         self._bar: rich.progress.Progress | None = None
         if not quiet and self._console.is_terminal and not self._is_notebook:
@@ -76,6 +77,7 @@ class ProgressReport:
     def compiled(self) -> None:
         """Tell that the rounds begin now: compiling does not count for the rate."""
         self._began, self._done_since, self._is_compiled = time.perf_counter(), 0, True
+        self._first = None
 
     def advance(self, rounds: int) -> None:
         """Count rounds that have been run."""
@@ -83,6 +85,8 @@ class ProgressReport:
         self._done_since += rounds
         self._part_done += rounds
         self._show(rounds)
+        if self._first is None:
+            self._first = (time.perf_counter(), self._done_since)
 
     def note(self, text: str) -> None:
         """Keep the latest result, which the next line shows."""
@@ -100,8 +104,13 @@ class ProgressReport:
         elapsed = time.perf_counter() - self._began
         if self._done_since <= 0 or elapsed <= 0:
             return "" if self._is_compiled or 0 < self._part_total <= self._part_done else "compiling"
-        rate = self._done_since / elapsed
-        left = round((self._total - self._done_here) / rate)
+        rate, rounds_left = self._done_since / elapsed, self._total - self._done_here
+        ended, of_first = self._first or (self._began, self._done_since)
+        if self._done_since > of_first:  # the first call, of one round mostly, loads what the others find loaded
+            rate = (self._done_since - of_first) / max(elapsed + self._began - ended, 1e-9)
+        elif rounds_left > 0:
+            return f"{rate:.3g} rounds/s"
+        left = round(rounds_left / rate)
         return f"{rate:.3g} rounds/s, {left // 60}:{left % 60:02d} left"
 
     def _show(self, rounds: int) -> None:

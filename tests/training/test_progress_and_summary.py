@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 
 import pytest
 import rich.console
@@ -93,6 +94,21 @@ def test_on_a_terminal_a_bar_with_rate_and_time_left():
     assert "20/20 rounds" in text  # of all parts: 40, less the 20 that were skipped
     assert "rounds/s" in text
     assert "left" in text
+
+
+def test_the_first_call_of_a_program_says_no_time_left(monkeypatch):
+    """It may take a hundred times as long as the others do."""
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    progress = ProgressReport(100, quiet=True)
+    progress.begin("A", 100)
+    progress.compiled()
+    now = 100.0
+    progress.advance(1)
+    assert progress._rate() == "0.01 rounds/s"
+    now = 109.0
+    progress.advance(9)
+    assert progress._rate() == "1 rounds/s, 1:30 left"
 
 
 def test_in_a_notebook_one_line_that_is_written_anew():

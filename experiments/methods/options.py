@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import jax
 import numpy as np
 import optax
 
@@ -15,7 +14,6 @@ from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.frame import Clients, Costs, Data, Network, Prepared, Row, Run, cases_of, where
 from jaxfl.frame.choose import Choice, choose
 from jaxfl.frame.options import affects_statements_only, traced
-from jaxfl.training.chunks import check_start
 
 GRAPHS = {name: getattr(graphs, name) for name in ("exponential", "directed_ring", "ring", "complete", "star")}
 
@@ -209,15 +207,13 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     """The cases of all rows; rows that cannot run are refused before any work."""
     for row in rows.values():
         check_config(row.config)
+        row.config.algorithm()  # with its constructor's own checks
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config: Configuration = row.config
-        data_of = config.clients.data(config.data)
-        for seed in row.seeds:
-            check_start(config.algorithm(), jax.random.key(seed), data_of(seed))
         work = config.network.work(config.data)
         ledger = config.costs.ledger(work, config.learning.batch_size)
-        return {"data": data_of, "num_rounds": config.learning.rounds, "ledger": ledger}
+        return {"data": config.clients.data(config.data), "num_rounds": config.learning.rounds, "ledger": ledger}
 
     first: Configuration = next(iter(rows.values())).config
     methods = ", ".join(dict.fromkeys(row.config.learning.method for row in rows.values()))

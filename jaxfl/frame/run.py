@@ -35,6 +35,7 @@ from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.crash import last_words
 from jaxfl.training.hooks import Hook, all_of, profile, tracker
 from jaxfl.training.processes import on_all, on_first
+from jaxfl.training.run_directory import SUMMARY
 from jaxfl.training.sites import SITES, site_table
 from jaxfl.training.summary import FEWEST_RANKED, deciding, format_spread, ranking, read_results, trouble
 
@@ -91,7 +92,7 @@ def run(request: Request) -> int:
     dataset = dataset_of(request.config)
     for text in [*([] if dataset is None else reading_lines(dataset)), *prepared.description]:
         console.print(text, soft_wrap=True, highlight=False)
-    key = secret_key(records) if secrecy.seed_from_os else None
+    key, command_line = secret_key(records) if secrecy.seed_from_os else None, _command_line(request, records)
     if where.has_jobs:
         work = partial(run_pass, request._replace(stop=None, clock=None), records.path.absolute())
         clock.enter("jobs")
@@ -110,7 +111,16 @@ def run(request: Request) -> int:
             hook=hook,
             clock=clock,
         )
-    return _tell(request, prepared, cases, records, summary, clock)
+    return _tell(request, prepared, cases, records, summary, clock, command_line)
+
+
+@on_all
+def _command_line(request: Request, records: RunDirectory) -> str | None:
+    """The command that an ended run keeps, or else this one without --resume; None where nobody typed it."""
+    earlier = records.read_summary().get("command_line") if (records.path / SUMMARY).exists() else None
+    if earlier is not None or request.arguments is None:
+        return earlier
+    return f"{request.experiment.command} {shlex.join(word for word in request.arguments if word != '--resume')}"
 
 
 @on_first
@@ -121,6 +131,7 @@ def _tell(
     records: RunDirectory,
     summary: dict[str, Any],
     clock: Clock,
+    command_line: str | None,
 ) -> int:
     """Print and draw a run's results, and publish the covered ones; returns the exit code."""
     experiment, console, directory = request.experiment, Console(markup=False), records.path
@@ -167,9 +178,8 @@ def _tell(
     if tell is None:
         pictures = [*plot_run(directory, where.x, ranked), *plot_final(directory, settings), *pictures]
     paths = ", ".join(map(str, pictures))
-    if request.arguments is not None:
-        words = [word for word in request.arguments if word != "--resume"]
-        summary["command_line"] = f"{experiment.command} {shlex.join(words)}"
+    if command_line is not None:
+        summary["command_line"] = command_line
     summary["seconds"]["command"] = clock.seconds()
     records.write_summary(summary)
     if secrecy.publish is not None:

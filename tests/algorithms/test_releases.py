@@ -38,7 +38,7 @@ def gossip_learner(build, estimator, sampler, noise):
     return build(TASK, graph=graphs.complete(1), step_size=RATE, gradient=gradient, noise=noise)
 
 
-def clients_learner(build, sampler=poisson, **settings):
+def clients_learner(build, sampler=poisson, weighting="data", **settings):
     steps = jaxfl.local_steps(
         3 if build is jaxfl.ali_dpfl else 1,
         batch_size=BATCH,
@@ -46,8 +46,26 @@ def clients_learner(build, sampler=poisson, **settings):
         sampler=sampler,
         clip_norm=CLIP,
         noise=jaxfl.gaussian(NOISE),
+        weighting=weighting,
     )
     return build(TASK, clients=steps, **settings)
+
+
+ALONE = jaxfl.local_steps(1, batch_size=BATCH, optimizer=optax.sgd(RATE), weighting="uniform")
+# Server steps of these are linear where tau is large; FedDyn's first round moves x twice as far as its client.
+TAU = 1e3
+SERVER_METHODS = {
+    "fed_avgm": jaxfl.fed_avgm,
+    "fed_adagrad": functools.partial(jaxfl.fed_adagrad, tau=TAU, server_step_size=2 * TAU),
+    "fed_adam": functools.partial(jaxfl.fed_adam, tau=TAU, server_step_size=(1 + 0.99**0.5) * TAU, beta_1=0.0),
+    "fed_yogi": functools.partial(jaxfl.fed_yogi, tau=TAU, server_step_size=2 * TAU, beta_1=0.0),
+    "fed_prox": functools.partial(jaxfl.fed_prox, proximal=0.1),
+    "scaffold": jaxfl.scaffold,
+    "fed_nova": functools.partial(jaxfl.fed_nova, num_steps=np.ones(1, int)),
+    "fed_dyn": functools.partial(jaxfl.fed_dyn, proximal=0.1),
+    "ditto": functools.partial(jaxfl.ditto, own=ALONE, proximal=0.1),
+}
+FARTHER = {"fed_dyn": 2.0}
 
 
 def ali_dpfl():
@@ -75,10 +93,22 @@ LEARNERS = {
             (jaxfl.push_sum, "saga", "poisson"),
             (jaxfl.d_psgd, "saga", "uniform"),
             (jaxfl.dp2_sgd, "mini_batch", "fixed"),
-            (jaxfl.exact_diffusion, "mini_batch", "fixed"),
             (jaxfl.gt_saga, "saga", "poisson"),
             (a_dp2_sgd, "mini_batch", "uniform"),
         ]
+    },
+    **{  # whose first round at one node is a step along the released gradient
+        name: (functools.partial(gossip_learner, build, "mini_batch", "poisson", jaxfl.gaussian(NOISE)), DATA)
+        for name, build in {
+            **{name: getattr(jaxfl, name) for name in ("d_sgdm", "qg_dsgdm", "exact_diffusion", "nids", "extra")},
+            **{name: getattr(jaxfl, name) for name in ("diging", "atc_tracking")},
+            "prox_skip": functools.partial(jaxfl.prox_skip, exchange_probability=1.0),
+            "choco_sgd": functools.partial(jaxfl.choco_sgd, compressor=jaxfl.channel.top_k(0.5), consensus_step=0.3),
+        }.items()
+    },
+    **{
+        name: (functools.partial(clients_learner, build, num_active=1, weighting="uniform"), DATA)
+        for name, build in SERVER_METHODS.items()
     },
     "push_sum, grid": (
         functools.partial(
@@ -131,7 +161,8 @@ def test_what_a_round_does_is_what_the_learner_says(name):
         if not hasattr(state.params, "shape"):
             state = state._replace(params=jax.tree.map(jnp.zeros_like, state.params))
         after, _ = learner.round(key, state, data)
-        moved = jax.tree.map(lambda old, new: (old - new)[0] / RATE, *map(learner.node_params, (state, after)))
+        step = RATE * FARTHER.get(name, 1.0)
+        moved = jax.tree.map(lambda old, new: (old - new)[0] / step, *map(learner.node_params, (state, after)))
         matrix = next((leaf for leaf in jax.tree.leaves(moved) if leaf.ndim == 2), None)  # beside a bias
         return moved if matrix is None else matrix @ jnp.array([-1.0, 1.0]) / math.sqrt(2)
 

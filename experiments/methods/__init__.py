@@ -11,7 +11,7 @@ chosen by test accuracy. methods.csv compares them after equal rounds, after equ
 from jaxfl.frame import Experiment, Overlay
 
 from .options import COMPARED, Configuration, prepare
-from .pictures import tell
+from .pictures import finish
 
 EXPERIMENT = Experiment(
     name="methods",
@@ -25,7 +25,7 @@ EXPERIMENT = Experiment(
         "evaluate_every": lambda options, names: max(1, options["rounds"] // 20),
     },
     labels={"method": "{}", "step_size": "step {}"},
-    tell=tell,
+    finish=finish,
     columns=("test_accuracy", "test_accuracy_worst_node", "train_loss"),
     aliases={
         "num_nodes": "nodes",

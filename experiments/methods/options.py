@@ -208,6 +208,8 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
     for row in rows.values():
         check_config(row.config)
         row.config.algorithm()  # with its constructor's own checks
+        for seed in row.seeds:
+            row.config.clients.data(row.config.data)(seed)  # refuses partitions that cannot be made
 
     def of_row(name: str, row: Row) -> dict[str, Any]:
         config: Configuration = row.config

@@ -16,7 +16,6 @@ from jaxfl.analysis.plots import (
     draw_curve,
     legend_below,
     new_figure,
-    plot_run,
     read_lines,
     run_title,
     save_figure,
@@ -24,7 +23,7 @@ from jaxfl.analysis.plots import (
     style_axes,
 )
 from jaxfl.analysis.styles import line_styles
-from jaxfl.frame import Finished, Request, Row
+from jaxfl.frame import Finished, Row
 from jaxfl.frame.options import text_of
 from jaxfl.training.summary import format_spread, write_table
 
@@ -36,11 +35,11 @@ _ACCURACY = Panel(_METRIC, "test accuracy", is_accuracy=True)
 _OWN, _TO = ("method", "step_size"), "bits_to_"
 
 
-def tell(request: Request, finished: Finished) -> list[Path]:
-    """Print and write the table of methods, and draw it; curves of all cases where more varies than method and step."""
+def finish(finished: Finished) -> list[Path]:
+    """Print and write the table of methods, and draw it where nothing varies but method and step."""
     folder, places = finished.run.path, best_cases(finished)
     if not places:
-        return plot_run(folder, request.config.run.x)
+        return []
     by_case = read_lines(folder).after(0).by_case()
     curves: dict[str, Curve] = {}
     for name in places:
@@ -49,9 +48,8 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     rows = [_row(finished, name, curves[name], equal_bits) for name in places]
     write_table(folder / TABLE, rows)
     Console(markup=False).print(_table(finished, rows))
-    if len({row["method"] for row in rows}) < len(rows):
-        return [folder / TABLE, *plot_run(folder, request.config.run.x)]
-    return [folder / TABLE, _draw(finished, rows, curves, by_case)]
+    is_one = len({row["method"] for row in rows}) == len(rows)
+    return [folder / TABLE, *([_draw(finished, rows, curves, by_case)] if is_one else [])]
 
 
 def best_cases(finished: Finished) -> list[str]:

@@ -35,7 +35,7 @@ from jaxfl.algorithms.gossip_rule import Rule, by_rule, moved, zeros
 from jaxfl.channel import Links
 from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, Task, check, purpose_key
 from jaxfl.core.algorithm import constructor
-from jaxfl.core.tree import descend, scale
+from jaxfl.core.tree import descend, number_type, scale
 from jaxfl.gradients import GradientEstimator
 from jaxfl.graphs import Graph
 from jaxfl.privacy import NoiseMechanism
@@ -183,10 +183,10 @@ def prox_skip(
     check.probability(exchange_probability=exchange_probability)
 
     def toss(key, k, params):
-        return jax.random.uniform(purpose_key(key, Purpose.PARTICIPATION, k), dtype=jnp.float32)
+        return jax.random.uniform(purpose_key(key, Purpose.PARTICIPATION, k), dtype=number_type(params))
 
     def sends(this):
-        return this.draws < jnp.asarray(exchange_probability, jnp.float32)
+        return this.draws < jnp.asarray(exchange_probability, this.draws.dtype)
 
     rule = _diffusion("ProxSkip", 0.5, sends, exchange_probability)._replace(draw=toss)
     return by_rule(rule, task, graph, step_size, gradient, noise, links, num_mixings)

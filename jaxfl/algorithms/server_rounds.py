@@ -151,6 +151,9 @@ def server_rounds(
     check.at_least(1, num_active=num_active)
     way, learners = PLAIN if uplink is None else uplink, (clients, *rule.more)
     way.check(task, clients, keeps_sums=rule.keeps_sums)
+    if way.aggregate is not None and num_active < way.aggregate.least:
+        requirement = f"must be at least {way.aggregate.least} for this aggregate: a round with fewer updates is void"
+        raise ArgumentError("num_active", requirement, f"got {num_active}", "Pass more clients, or fewer attackers.")
     if rule.keeps_sums and clients.weighting != "uniform":
         requirement = "must weigh all clients equally where the server's memory is the mean of theirs"
         found, remedy = "got local steps with weighting 'data'", "Pass weighting='uniform' to local_steps."

@@ -179,9 +179,11 @@ def _rests(stated: Mapping[str, Any]) -> list[str]:
 
 
 def _left_out(shown: Sequence[Shown]) -> str:
-    """Everything that some statement with an epsilon leaves out, by its own words."""
+    """Everything that some statement with an epsilon leaves out, by its own words, and persons with several rows."""
     claims = [stated for stated in all_statements(shown) if stated["dp_epsilon"] is not None]
     texts = dict.fromkeys(text for one in claims for text in one.get("assumptions", []) if leaves_out(text))
+    if any(one["neighboring_relation"] in ("zero_out", "replace_one") for one in claims):
+        texts["a person with several samples: ε is that of one sample"] = None
     if UNPAID_CHOICE in texts and len(shown) > 1:
         texts[f"a choice among the {len(shown)} cases of this page looks at their test results"] = None
     return bullets([*texts])

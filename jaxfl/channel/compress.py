@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, Key, Purpose, PyTree, check, node_keys, one_kernel, purpose_key
-from jaxfl.core.tree import flattener, size
+from jaxfl.core.tree import flattener, number_type, size
 
 
 class Compressor(NamedTuple):
@@ -55,7 +55,7 @@ def rand_k(share: float) -> Compressor:
     def draw(key, k, tree):
         num_nodes = jax.tree.leaves(tree)[0].shape[0]
         keys, count = node_keys(purpose_key(key, Purpose.MESSAGE_ROUNDING, k), num_nodes), size(tree) // num_nodes
-        return jax.vmap(lambda one: jax.random.uniform(one_kernel(one), (count,), jnp.float32))(keys)
+        return jax.vmap(lambda one: jax.random.uniform(one_kernel(one), (count,), number_type(tree)))(keys)
 
     return _kept(share, draw, lambda flat, drawn: drawn, lambda d: 0)
 

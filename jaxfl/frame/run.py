@@ -116,11 +116,13 @@ def run(request: Request) -> int:
 
 @on_all
 def _command_line(request: Request, records: RunDirectory) -> str | None:
-    """The command that an ended run keeps, or else this one without --resume; None where nobody typed it."""
+    """The command that an ended run keeps, or else this one, for another folder; None where nobody typed it."""
     earlier = records.read_summary().get("command_line") if (records.path / SUMMARY).exists() else None
     if earlier is not None or request.arguments is None:
         return earlier
-    return f"{request.experiment.command} {shlex.join(word for word in request.arguments if word != '--resume')}"
+    words = [word for word in request.arguments if word != "--resume" and not word.startswith("--out=")]
+    kept = [word for at, word in enumerate(words) if word != "--out" and words[max(at - 1, 0)] != "--out"]
+    return f"{request.experiment.command} {shlex.join(kept)}"
 
 
 @on_first

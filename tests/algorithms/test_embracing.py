@@ -189,7 +189,7 @@ def test_cached_features_equal_those_recomputed_in_every_step(frozen_batch_norm)
     for one in (task, task._replace(part=recomputing)):
         algorithm = two_classes(one, **weak, frozen_batch_norm=frozen_batch_norm)
         state, info = jax.jit(algorithm.update)(started(algorithm, data), data, draws_of(0, 4))
-        assert info.forward_evaluations.any() == (one is task)  # what is recomputed is part of a step
+        assert info.forward_evaluations.any()
         actual.append((state, info.plus(forward_evaluations=np.int32(0))))
     assert_same(*actual, rtol=1e-5, atol=1e-6)
 

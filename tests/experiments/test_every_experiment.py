@@ -180,7 +180,8 @@ class TestFinishedRun:
         assert f"Run: {finished.folder}" in printed
         assert "mean ± standard deviation over 2 seeds, finished" in printed
         assert re.search(r"[\d.]+[kMG]?bit [\d.]+[mµ]?s [\d.]+[mµ]?J", printed)
-        assert all(name in printed for name in finished.query().rows)
+        settings = [value for row in finished.query().rows.values() for value in row.settings.values()]
+        assert all(text_of(value) in printed for value in settings)
 
 
 @pytest.fixture

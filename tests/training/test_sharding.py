@@ -85,9 +85,7 @@ def test_each_device_holds_its_share_of_state_tables_and_data(actual):
 @pytest.mark.slow
 def test_push_sum_sends_parameters_to_neighbors_and_gathers_nothing(actual):
     made = actual["collectives"]
-    assert set(made) == {"collective-permute", "all-reduce"}
-    # A mean of parameters without the node axis, for the consensus distance.
-    assert set(made["all-reduce"]) <= {"f32[]", "f32[6,5]", "f32[5]", "f32[5,3]", "f32[3]", "f32[53]"}
+    assert set(made) == {"collective-permute"}
 
 
 @pytest.mark.slow

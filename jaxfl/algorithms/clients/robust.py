@@ -42,7 +42,7 @@ def trimmed_mean(num_trimmed: int) -> Aggregate:
     """Mean of each coordinate without its f smallest and f largest values; the paper's beta is f / c.
 
     Args:
-        num_trimmed: f; a round needs 2 f + 1 updates.
+        num_trimmed: f; a round needs 2 f + 1 updates, and one with fewer leaves the server's model as it is.
 
     Guarantees:
         - the order of clients changes no bit.
@@ -77,7 +77,7 @@ def krum(num_attackers: int) -> Aggregate:
     """The update nearest to its c - f - 2 nearest others by the sum of squared distances; the first of equal ones.
 
     Args:
-        num_attackers: f; a round needs 2 f + 3 updates.
+        num_attackers: f; a round needs 2 f + 3 updates, and one with fewer leaves the server's model as it is.
 
     Guarantees:
         - the result is one of the updates, bit for bit.

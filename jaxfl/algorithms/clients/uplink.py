@@ -293,7 +293,7 @@ def _check_robust(task: Task, clients: LocalSteps, more: bool) -> None:
         found = "got a task with batch statistics"
     if found:
         requirement = "must be None unless clients send whole updates of parameters, and weigh alike"
-        remedy = "Pass weighting='uniform' to local_steps, or leave aggregate out."
+        remedy = "Leave it out." if more else "Pass weighting='uniform' to local_steps, or leave aggregate out."
         raise ArgumentError("aggregate", requirement, found, remedy)
     if clients.noise is not None:
         require_own_noise("a robust mean does not cancel it", noise=clients.noise.distribution)

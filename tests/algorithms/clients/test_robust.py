@@ -224,3 +224,14 @@ def test_refusals():
         alie([0], num_active=50)
     with pytest.raises(ArgumentError, match="attackers: must"):
         learner(attack=sign_flip([NODES])).init(KEY, DATA)
+
+
+@pytest.mark.parametrize("aggregate", [jaxfl.algorithms.krum(2), jaxfl.algorithms.trimmed_mean(2)])
+def test_too_few_clients_for_a_rule_are_refused(aggregate):
+    """Each round would be void, and nothing would train."""
+    clients = jaxfl.local_steps(1, batch_size=2, optimizer=optax.sgd(0.1), weighting="uniform")
+    task = jaxfl.from_functions(lambda key: jnp.zeros(2), lambda w, x, y: (x @ w - y) ** 2)
+    way = jaxfl.uplink(aggregate=aggregate)
+    with pytest.raises(ArgumentError, match=f"num_active: must be at least {aggregate.least} "):
+        jaxfl.fed_avg(task, clients=clients, num_active=4, uplink=way)
+    jaxfl.fed_avg(task, clients=clients, num_active=aggregate.least, uplink=way)

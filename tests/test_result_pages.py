@@ -75,6 +75,36 @@ def test_the_page_on_trust_has_the_numbers_of_its_runs():
     assert seen == 15
 
 
+def test_what_is_said_of_methods_is_in_their_tables():
+    """Each number behind a method's name, by data set; those for as many bits stand in the last bullet."""
+    seen = (RESULTS / "methods" / "README.md").read_text().partition("## What is seen")[2].partition("\n## ")[0]
+    tables = {}
+    for name in ("digits", "mnist"):
+        with open(RESULTS / "methods" / f"{name}_methods.csv") as file:
+            tables[name] = {row["method"]: row for row in csv.DictReader(file)}
+    pattern, count = (
+        re.compile(rf"({'|'.join(sorted(tables['digits'], key=len, reverse=True))}) (?:has )?(\d\d\.\d)"),
+        0,
+    )
+    for bullet in seen.split("\n- "):
+        column = "test_accuracy_at_equal_bits" if "few bits" in bullet else "test_accuracy"
+        table = tables["mnist" if "MNIST" in bullet else "digits"]
+        for method, value in pattern.findall(" ".join(bullet.split())):
+            assert value == f"{100 * float(table[method][column]):.1f}", method
+            count += 1
+    assert count == 24
+    assert "send 33.9 Mbit" in seen
+    assert {row["equal_bits"] for row in tables["digits"].values()} == {tables["digits"]["CHOCO-SGD"]["bits"]}
+    assert round(float(tables["digits"]["CHOCO-SGD"]["bits"]) / 1e6, 1) == 33.9
+    best = {name: row["test_accuracy"] for name, row in tables["mnist"].items()}
+    with open(RESULTS / "methods" / "mnist_step_1_results.csv") as file:
+        largest = list(csv.DictReader(file))
+    for name, accuracy in best.items():
+        own = [float(row["test_accuracy"] or 0) for row in largest if row["method"] == name]
+        assert np.mean(own) < float(accuracy), name
+    assert tables["digits"]["DIGing"]["step_size"] == "0.1"
+
+
 def test_the_leads_of_privsgp_vr_are_differences_of_its_curves():
     folder = RESULTS / "privsgp_vr"
     settings = {

@@ -19,7 +19,7 @@ GRAPHS = {name: getattr(graphs, name) for name in ("exponential", "directed_ring
 
 
 class At(NamedTuple):
-    """What a method is made from, but for its own numbers."""
+    """Task and arguments that a method gets beside its own numbers."""
 
     task: Task
     common: Mapping[str, Any]  # arguments of all methods of its kind

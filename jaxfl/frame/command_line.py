@@ -13,6 +13,7 @@ import _thread
 import contextlib
 import dataclasses
 import difflib
+import gc
 import os
 import re
 import signal
@@ -131,6 +132,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     clock = of_process("imports") if argv is None else Clock("options")
+    if argv is None:  # the process is ours: tracing allocates much and leaves few cycles
+        gc.set_threshold(50_000, 20, 100)
     clock.enter("options")
     resumes = "resume" in options(type(experiment.base))
     stop = Stop()

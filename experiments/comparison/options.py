@@ -133,7 +133,7 @@ class Observers(Trust):
         where("trust", ("pairs", "sums"), "colluding"),
         Trust.COUNTS[1],
     )
-    trust: Literal["everyone", "pairs", "sums", "curator"] = added_later("everyone", {"everyone": ABSENT})
+    trust: Literal["everyone", "pairs", "sums", "curator"] = "everyone"  # pyright: ignore
     """everyone: nobody; epsilon holds against all other nodes together, and a server. pairs: pairs of nodes share noise
     that cancels in the average; epsilon holds against whoever sees all messages and knows the secrets of colluding
     nodes. sums: a server sees nothing but sums, by secure aggregation, and knows as many secrets (DPFL). curator: one

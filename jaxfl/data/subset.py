@@ -89,7 +89,7 @@ def without_validation(dataset: Dataset, share: float) -> tuple[Dataset, np.ndar
     else:
         order = np.argsort(writers, kind="stable")
         starts = np.flatnonzero(np.diff(writers[order], prepend=-1))
-        held[order] = np.concatenate([held_places(int(own), share) for own in np.diff([*starts, count])])
+        held[order] = np.concatenate([held_places(int(own), share) for own in np.diff(starts, append=count)])
     if held.all() or not held.any():
         found, remedy = f"got {share:g} of {count} samples", "Pass another share."
         raise ArgumentError("validation", "must leave samples to train on and to validate", found, remedy)

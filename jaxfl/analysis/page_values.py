@@ -25,7 +25,8 @@ def with_values(line: str, folder: Path) -> str:
         folder: of the page.
 
     Raises:
-        ArgumentError: a comment without a number behind it in its line, or as `number_of`.
+        ArgumentError: a comment without a number behind it in its line, one that begins its line, where Markdown would
+            end the paragraph, or as `number_of`.
 
     Examples:
         >>> with_values("It reaches 98 %.", Path())
@@ -38,8 +39,8 @@ def with_values(line: str, folder: Path) -> str:
         return match[1] + number_of(directive, folder, has_spread="±" in match[2])
 
     text, count = _VALUE.subn(anew, line)
-    if count != line.count(_MARK):
-        remedy = "Write both in one line, without a space between them."
+    if count != line.count(_MARK) or line.lstrip().startswith(_MARK):
+        remedy = "Write both in one line, without a space between them and behind a word."
         raise ArgumentError("directive", "of a value must stand before its number", f"got the line {line!r}", remedy)
     return text
 

@@ -8,8 +8,8 @@ A comment in a page says what the table or the picture after it shows:
 
 A comment in a sentence says what the number behind it is, also as a difference of two, seed against seed:
 
-    DPFL has <!-- value digits where=method:DPFL,target_epsilon:8 best=step_size -->82.7 %, and is
-    <!-- value digits where=method:DPFL,target_epsilon:8 less=method:PrivSGP best=step_size -->6.4 ± 0.9 points ahead.
+    DPFL has <!-- value digits where=method:DPFL,target_epsilon:8 best=step_size -->82.7 %,
+    by <!-- value digits where=method:DPFL,target_epsilon:8 less=method:PrivSGP best=step_size -->6.4 ± 0.9 points more.
 
 `page_tables.Directive` lists the options. A directive reads NAME_results.csv, one row for each case and seed, or else
 NAME.csv, or for curves NAME_metrics.jsonl. Several names with a + between them are read as one file. An option that a

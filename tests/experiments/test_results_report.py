@@ -275,6 +275,7 @@ def test_a_number_in_a_sentence_comes_from_its_file(page, tmp_path):
     "line",
     [
         "It has <!-- value x where=method:A,step_size:0.1,target_epsilon:1 --> 60.",  # a space before the number
+        "  <!-- value x where=method:A,step_size:0.1,target_epsilon:1 -->60 is at the start of a line.",
         "It has <!-- value x where=method:A,target_epsilon:1 -->60.",  # several steps of a seed
         "It has <!-- value x where=method:A,step_size:10 -->60.",  # a seed that diverged
         "It has <!-- value x where=method:C -->60.",

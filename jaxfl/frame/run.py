@@ -320,7 +320,8 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
     entry = summary["cases"][best]
     value = ", ".join(filter(None, [format_spread(metric, entry.get(metric)), trouble(entry)]))
     text = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}); reproduce with"
-    return f"{text}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
+    looks_at = "validation" if metric.startswith("validation") else "test"
+    return f"{text}\n  {command}\nNo ε covers the choice among cases, which looks at their {looks_at} results."
 
 
 def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> dict[str, Case]:

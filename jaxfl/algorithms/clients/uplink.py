@@ -26,12 +26,11 @@ import numpy as np
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
-from jaxfl.algorithms.clients.robust import Aggregate, Attack
+from jaxfl.algorithms.clients.robust import Aggregate, Attack, AttackDraws
 from jaxfl.algorithms.clients.server import at_clients
 from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
 from jaxfl.channel.links import PLAIN as PLAIN_LINKS
-from jaxfl.core import ArgumentError, Array, Info, Key, Purpose, PyTree, Task, Variables, node_keys, purpose_key
-from jaxfl.core.check import below as check_below
+from jaxfl.core import ArgumentError, Array, Info, Key, PyTree, Task, Variables
 from jaxfl.core.info import Count, Discarded, Fatal, plain
 from jaxfl.core.tree import along_nodes, norm, number_type, weighted_sum
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
@@ -45,7 +44,7 @@ class UplinkDraws(NamedTuple):
     overflow: Array | None = None  # (), int32, 1 if a client that was drawn had no slot, which is an error
     links: LinkDraws = LinkDraws(None, None)  # of all n clients
     noise: PyTree | None = None  # like the parameters; None without private updates
-    attack: Array | None = None  # (n,), typed keys of what attackers send; None where they draw nothing
+    attack: AttackDraws | None = None  # None without attackers
 
 
 class Updates(NamedTuple):
@@ -131,7 +130,8 @@ def uplink(
         updates: `jaxfl.private_updates(...)`, for privacy of whole clients; None for none.
         aggregate: robust mean in place of the weighted one, such as `jaxfl.algorithms.trimmed_mean(2)`; clients weigh
             alike.
-        attack: what some clients send in place of their updates, such as `jaxfl.algorithms.sign_flip([0, 3])`.
+        attack: what some clients send in place of their updates, such as `jaxfl.algorithms.sign_flip([0, 3])`, or
+            `sign_flip(2)`, which draws them.
 
     Returns:
         The argument `uplink` of algorithms with a server.
@@ -155,7 +155,7 @@ def uplink(
             "updates", "must be None with a robust mean, which is no sum of clipped parts", found, remedy
         )
     links = links or PLAIN_LINKS
-    attack = None if attack is None or len(attack.attackers) == 0 else attack
+    attack = None if attack is None or attack.num_attackers == 0 else attack
 
     def check(task, clients, *, holds_parts=False, keeps_sums=False):
         if keeps_sums and not links.is_plain:
@@ -178,16 +178,14 @@ def uplink(
 
     def init(key, params, num_nodes):
         if attack is not None:
-            check_below(num_nodes, attackers=attack.attackers)
+            attack.check(num_nodes)
         if updates is not None:
             jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
         jax.eval_shape(partial(links.draw_to_server, key, 0, num_nodes))  # which refuses links that do not fit
 
     def draw(key, round_index, params, num_nodes, num_active, choose):
         of_links = links.draw_to_server(key, round_index, num_nodes)
-        of_attack = None
-        if attack is not None and attack.draws:
-            of_attack = node_keys(purpose_key(key, Purpose.ATTACK, round_index), num_nodes)
+        of_attack = None if attack is None else attack.draw(key, round_index, num_nodes)
         if updates is None:
             return choose(), UplinkDraws(links=of_links, attack=of_attack)
         who = updates.draw(key, round_index, num_active, num_nodes)
@@ -299,13 +297,13 @@ def _check_robust(task: Task, clients: LocalSteps, more: bool) -> None:
         require_own_noise("a robust mean does not cancel it", noise=clients.noise.distribution)
 
 
-def _attacked(attack: Attack, changes: PyTree, active: Array, is_present: Array, keys: Array | None) -> PyTree:
+def _attacked(attack: Attack, changes: PyTree, active: Array, is_present: Array, drawn: AttackDraws) -> PyTree:
     """The changes (c, *leaf) with those of attackers in place of what they computed."""
     flat, restore = _flat(changes)
-    hostile = (active[:, None] == jnp.asarray(attack.attackers)[None]).any(axis=1) & is_present
-    normal = (
-        None if keys is None else jax.vmap(lambda key: jax.random.normal(key, flat.shape[1:], flat.dtype))(keys[active])
-    )
+    hostile = (active[:, None] == drawn.attackers[None]).any(axis=1) & is_present
+    normal = None
+    if drawn.keys is not None:
+        normal = jax.vmap(lambda key: jax.random.normal(key, flat.shape[1:], flat.dtype))(drawn.keys[active])
     sent = attack.act(flat, is_present & ~hostile, normal).astype(flat.dtype)
     return jax.vmap(restore)(jnp.where(hostile[:, None], sent, flat))
 

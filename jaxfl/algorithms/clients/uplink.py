@@ -27,6 +27,7 @@ import numpy as np
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
 from jaxfl.algorithms.clients.robust import Aggregate, Attack, AttackDraws
+from jaxfl.algorithms.clients.selection import Selection
 from jaxfl.algorithms.clients.server import at_clients
 from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
 from jaxfl.channel.links import PLAIN as PLAIN_LINKS
@@ -90,6 +91,7 @@ class Uplink(NamedTuple):
     Attributes:
         updates: rule by which updates are clipped and released with noise, and clients drawn independently; None: none.
         aggregate: robust mean of the updates; None: their weighted mean.
+        selection: how the clients of a round are chosen where updates are not private.
         bits: of one number of an update; a number of the model state takes 32.
         check: (task, clients, holds_parts=False, keeps_sums=False) -> None; raises for a task or clients that private
             updates do not protect, for noise of pairs where clients hold parts of the model, and for links that lose or
@@ -103,6 +105,7 @@ class Uplink(NamedTuple):
 
     updates: PrivateUpdates | None
     aggregate: Aggregate | None
+    selection: Selection
     bits: float
     check: Callable[..., None]
     init: Callable[[Key, PyTree, int], None]
@@ -121,6 +124,7 @@ def uplink(
     updates: PrivateUpdates | None = None,
     aggregate: Aggregate | None = None,
     attack: Attack | None = None,
+    selection: Selection | None = None,
 ) -> Uplink:
     """The way by which clients' updates reach their server.
 
@@ -132,6 +136,8 @@ def uplink(
             alike.
         attack: what some clients send in place of their updates, such as `jaxfl.algorithms.sign_flip([0, 3])`, or
             `sign_flip(2)`, which draws them.
+        selection: how the clients of a round are chosen, such as `jaxfl.algorithms.by_size()` or `by_loss(20)`. None:
+            uniformly, or independently where updates are private.
 
     Returns:
         The argument `uplink` of algorithms with a server.
@@ -154,7 +160,11 @@ def uplink(
         raise ArgumentError(
             "updates", "must be None with a robust mean, which is no sum of clipped parts", found, remedy
         )
-    links = links or PLAIN_LINKS
+    if updates is not None and selection is not None:
+        requirement = "must be None where updates are private: their epsilon is that of equal, independent chances"
+        found, remedy = f"got by_{'size' if selection.num_candidates is None else 'loss'}", "Leave it out."
+        raise ArgumentError("selection", requirement, found, remedy)
+    links, chosen = links or PLAIN_LINKS, selection or Selection()
     attack = None if attack is None or attack.num_attackers == 0 else attack
 
     def check(task, clients, *, holds_parts=False, keeps_sums=False):
@@ -166,6 +176,7 @@ def uplink(
         if attack is not None and (holds_parts or keeps_sums):
             found, remedy = "got attackers", "Leave them out."
             raise ArgumentError("attack", "must be None where more than whole updates counts", found, remedy)
+        chosen.check(clients, holds_parts)
         noise = clients.noise
         if noise is not None and noise.distribution == "summed_gaussian" and (holds_parts or not links.is_plain):
             requirement = "must reach the server in one sum of whole updates, which no link loses or rounds"
@@ -246,7 +257,7 @@ def uplink(
             counts=counts | clipped_sum.counts,
         )
 
-    return Uplink(updates, aggregate, links.bits, check, init, draw, send)
+    return Uplink(updates, aggregate, chosen, links.bits, check, init, draw, send)
 
 
 PLAIN = uplink()

@@ -30,7 +30,7 @@ EXPERIMENT = Experiment(
     labels={"method": "{}", "target_epsilon": "ε = {}", "step_size": "step {}"},
     finish=finish,
     baselines=BASELINES,
-    columns=("validation_accuracy", "test_accuracy", "test_accuracy_worst_node", "train_loss"),
+    columns=("test_accuracy", "test_accuracy_worst_node", "train_loss"),
     aliases={
         **{"num_nodes": "nodes", "num_rounds": "rounds", "iterations": "rounds", "mixing_matrices": "graph"},
         **{"num_mixings": "mixings", "num_final_mixings": "final_mixings"},

@@ -47,6 +47,7 @@ from jaxfl.algorithms import private_updates as private_updates
 from jaxfl.algorithms import prox_skip as prox_skip
 from jaxfl.algorithms import published_constants as published_constants
 from jaxfl.algorithms import push_sum as push_sum
+from jaxfl.algorithms import q_fed_avg as q_fed_avg
 from jaxfl.algorithms import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms import register_for_export as register_for_export
 from jaxfl.algorithms import scaffold as scaffold

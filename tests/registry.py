@@ -35,6 +35,7 @@ from jaxfl.algorithms.partial_averaging import partial_averaging
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
+from jaxfl.algorithms.q_fed_avg import q_fed_avg
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking, diging, gt_saga
 from jaxfl.algorithms.width_reduction import width_reduction
 from jaxfl.channel.compress import rand_k
@@ -394,6 +395,15 @@ REGISTRY: dict[str, Row] = {
         sends=_TO_SERVER,
     ),
     "fed_nova": Row(fed_nova, _fed_nova, sends=_TO_SERVER),
+    "q_fed_avg": Row(
+        q_fed_avg,
+        _with_server(
+            fairness=0.7,
+            centralized={n: {"num_active": n, "num_local_steps": 1, "fairness": 0.0} for n in examples.ALL},
+            refused=[({"fairness": -0.1}, "fairness: must be non-negative")],
+        ),
+        sends="params, batch statistics and two numbers, to the server",
+    ),
     "fed_dyn": Row(
         fed_dyn,
         _with_server(

@@ -13,9 +13,13 @@ from jaxfl.algorithms.clients.bound_constants import published_constants as publ
 from jaxfl.algorithms.clients.capacity import capacity as capacity
 from jaxfl.algorithms.clients.capacity import training_bytes as training_bytes
 from jaxfl.algorithms.clients.client_sgd import client_sgd as client_sgd
+from jaxfl.algorithms.clients.feedback import client_momentum as client_momentum
+from jaxfl.algorithms.clients.feedback import ef21 as ef21
+from jaxfl.algorithms.clients.feedback import error_feedback as error_feedback
 from jaxfl.algorithms.clients.local_steps import local_steps as local_steps
 from jaxfl.algorithms.clients.private_updates import private_updates as private_updates
 from jaxfl.algorithms.clients.robust import alie as alie
+from jaxfl.algorithms.clients.robust import centered_clipping as centered_clipping
 from jaxfl.algorithms.clients.robust import coordinate_median as coordinate_median
 from jaxfl.algorithms.clients.robust import geometric_median as geometric_median
 from jaxfl.algorithms.clients.robust import krum as krum
@@ -50,6 +54,7 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_goss
 from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum
 from jaxfl.algorithms.push_sum import theory_step_size as theory_step_size
+from jaxfl.algorithms.q_fed_avg import q_fed_avg as q_fed_avg
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking as atc_tracking
 from jaxfl.algorithms.tracking_over_graphs import diging as diging
 from jaxfl.algorithms.tracking_over_graphs import gt_saga as gt_saga

@@ -20,6 +20,7 @@ KEY, DIM, CLIENTS, ACTIVE, STEPS, STEP_SIZE = jax.random.key(5), 4, 16, 6, 3, 0.
 SIZES = tuple(int(size) for size in np.random.default_rng(3).integers(3, 12, CLIENTS))
 OWN_STEPS = 1 + np.arange(CLIENTS) % STEPS
 # Adam's root divides small numbers, so that a method is given a problem whose answer is of order 1.
+MEDIAN = jaxfl.algorithms.coordinate_median()
 TASK = jaxfl.from_functions(lambda key: jax.random.normal(key, (DIM,)), lambda w, x, y: (x @ w - y) ** 2)
 
 
@@ -38,6 +39,12 @@ def gradient(client, y, batch):
     own = np.asarray(data().indices)[client][list(batch)]
     inputs, labels = np.float64(np.asarray(data().inputs)[own]), np.float64(np.asarray(data().labels)[own])
     return 2 * inputs.T @ (inputs @ y - labels) / len(own)
+
+
+def loss(client, x):
+    """Mean loss of all of a client's samples, float64."""
+    own = np.asarray(data().indices)[client][: SIZES[client]]
+    return np.mean((np.float64(np.asarray(data().inputs)[own]) @ x - np.float64(np.asarray(data().labels)[own])) ** 2)
 
 
 def learner(
@@ -63,6 +70,8 @@ METHODS = {
     "fed_nova with momentum": ("fed_nova", {"num_steps": OWN_STEPS}, {"weighting": "data", "momentum": 0.8}),
     "fed_dyn": ("fed_dyn", {"proximal": 0.2}, {}),
     "ditto": ("ditto", {"proximal": 0.7}, {"weighting": "data"}),
+    "q_fed_avg": ("q_fed_avg", {"fairness": 1.5}, {}),
+    "q_fed_avg by data": ("q_fed_avg", {"fairness": 0.4}, {"weighting": "data"}),
 }
 
 
@@ -76,6 +85,7 @@ def test_follows_the_papers_lines(case):
     ours = one_by_one(algorithm, KEY, data(), 30)
     x, state = np.float64(ours.states[0].params), {}
     extra = {"momentum": momentum} if momentum else {}
+    extra |= {"loss": loss} if name == "q_fed_avg" else {}
     for draws, after in zip(ours.draws, ours.states[1:], strict=True):
         active = client_batches(np.asarray(draws.active).tolist(), np.asarray(draws.steps.batch_indices), SIZES)
         sizes = np.array([SIZES[i] if weighting == "data" else 1.0 for i, _ in active])
@@ -161,11 +171,46 @@ def test_fed_prox_stays_where_the_loss_is_flat_and_reaches_the_proximal_optimum(
     np.testing.assert_allclose(jax.jit(alone.update)(first, data(), draws)[0].params, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_q_fed_avg_moves_by_the_shortened_mean_where_losses_are_equal():
+    """Over 1,000 rounds in float32: all losses are 5 wherever they are taken, and clients differ in their slopes."""
+    slope = jaxfl.from_functions(lambda key: jnp.zeros(DIM), lambda w, x, y: 5.0 + x @ (w - jax.lax.stop_gradient(w)))
+    clients = jaxfl.local_steps(STEPS, batch_size=99, optimizer=optax.sgd(STEP_SIZE), weighting="uniform")
+    algorithm = jaxfl.q_fed_avg(slope, clients=clients, num_active=CLIENTS, fairness=2.0)
+    inputs, indices = np.asarray(data().inputs, np.float64), np.asarray(data().indices)
+    slopes = [inputs[row[:size]].mean(axis=0) for row, size in zip(indices, SIZES, strict=True)]
+    changes = -STEP_SIZE * STEPS * np.array(slopes)
+    moved = changes.mean(axis=0) / (1 + 2.0 * (changes**2).sum(axis=1).mean() / (STEP_SIZE * 5.0))
+    state, infos = run(algorithm, KEY, data(), 1000)
+    error = np.abs(np.float64(state.params) / 1000 - moved).max() / np.abs(moved).max()
+    print(f"q_fed_avg: {error:.1e}")
+    assert error < 1000 * 2**-25  # as for fed_nova
+    np.testing.assert_array_equal(infos.forward_evaluations, np.tile(SIZES, (1000, 1)))
+    assert np.abs(changes.mean(axis=0) - moved).max() > 0.1 * np.abs(moved).max()
+
+
+def test_q_fed_avg_makes_losses_more_equal():
+    """The spread of the clients' losses falls with q."""
+    spreads = []
+    for fairness in (0.0, 2.0):
+        state, _ = run(learner("q_fed_avg", active=CLIENTS, fairness=fairness), KEY, data(), 600)
+        losses = [loss(client, np.float64(state.params)) for client in range(CLIENTS)]
+        spreads.append(np.std(losses) / np.mean(losses))
+    assert spreads[1] < 0.9 * spreads[0]
+
+
+def test_q_fed_avg_refuses_noise():
+    updates = jaxfl.private_updates(clip_norm=0.5, noise=jaxfl.gaussian(0.3))
+    for private in ({"clip_norm": 1.0, "noise": jaxfl.gaussian(0.2)}, {"updates": updates}):
+        with pytest.raises(ArgumentError, match="noise: must be None: losses and norms of updates would be further"):
+            private_learner("q_fed_avg", fairness=1.0, **private)
+
+
 # Off lines: (method, its arguments, bit for bit)
 OFF = [
     ("fed_avgm", {"server_momentum": 0.0}, True),
     ("fed_prox", {"proximal": 0.0}, True),
     ("fed_nova", {"num_steps": np.full(CLIENTS, STEPS)}, False),
+    ("q_fed_avg", {"fairness": 0.0}, True),
 ]
 
 
@@ -235,6 +280,13 @@ def test_dittos_common_model_is_that_of_fed_avg(task):
         ("fed_dyn", {"proximal": 0.1}, {"weighting": "data"}, "clients: must weigh all clients equally"),
         ("fed_dyn", {"proximal": 0.1}, {"uplink": jaxfl.uplink(links=jaxfl.links(0.5))}, "links: must lose and round"),
         ("fed_adam", {"beta_2": 1.5}, {}, "beta_2: must"),
+        ("q_fed_avg", {"fairness": 1.0}, {"optimizer": optax.adam(0.1)}, "clients: must make steps of SGD: L is 1"),
+        (
+            "q_fed_avg",
+            {"fairness": 1.0},
+            {"uplink": jaxfl.uplink(aggregate=MEDIAN)},
+            "uplink: must leave updates.*got a robust",
+        ),
     ],
 )
 def test_refusals(name, options, local, message):

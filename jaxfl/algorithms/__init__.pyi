@@ -5,6 +5,7 @@ from jaxfl.algorithms.adaptive_servers import fed_adam as fed_adam
 from jaxfl.algorithms.adaptive_servers import fed_avgm as fed_avgm
 from jaxfl.algorithms.adaptive_servers import fed_yogi as fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl as ali_dpfl
+from jaxfl.algorithms.apfl import apfl as apfl
 from jaxfl.algorithms.choco_sgd import choco_sgd as choco_sgd
 from jaxfl.algorithms.clients.blocks import first_half as first_half
 from jaxfl.algorithms.clients.blocks import output_side as output_side
@@ -50,6 +51,8 @@ from jaxfl.algorithms.momentum_gossip import d_sgdm as d_sgdm
 from jaxfl.algorithms.momentum_gossip import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation as output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging as partial_averaging
+from jaxfl.algorithms.per_fed_avg import after_own_step as after_own_step
+from jaxfl.algorithms.per_fed_avg import per_fed_avg as per_fed_avg
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum

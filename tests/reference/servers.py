@@ -122,6 +122,36 @@ def fed_dyn(x, active, gradient, state, p, *, num_clients, step, proximal):
     return np.mean(models, axis=0) - state["h"] / proximal
 
 
+def apfl(x, active, gradient, state, p, *, num_clients, step, share, adapts):
+    """arXiv:2003.13461, Algorithm 1; both gradients of a step on one batch."""
+    _state(state, own=np.tile(x, (num_clients, 1)), share=np.full(num_clients, share))
+    models = []
+    for i, batches in active:
+        w, v, a = x, state["own"][i].copy(), state["share"][i]
+        for number, batch in enumerate(batches):
+            slope = gradient(i, a * v + (1 - a) * w, batch)
+            moved = np.clip(a - step * slope @ (v - w), 0, 1)
+            w, v = w - step * gradient(i, w, batch), v - step * a * slope
+            if adapts == "steps" or (adapts == "round" and number == 0):
+                a = moved
+        state["own"][i], state["share"][i] = v, a
+        models.append(w)
+    return sum(p_i * w for p_i, w in zip(p, models, strict=True))
+
+
+def per_fed_avg(x, active, gradient, state, p, *, num_clients, step, inner_step_size, more, curvature, hessian=True):
+    """arXiv:2002.07948, Algorithm 1; `more` are the batches of D and D'', `curvature(client, batch)` the Hessian."""
+    models = []
+    for place, (i, batches) in enumerate(active):
+        w = x
+        for number, batch in enumerate(batches):
+            own = [of_all[place][1][number] for of_all in more]
+            u = gradient(i, w - inner_step_size * gradient(i, w, own[0]), batch)
+            w = w - step * (u - inner_step_size * curvature(i, own[1]) @ u if hessian else u)
+        models.append(w)
+    return sum(p_i * w for p_i, w in zip(p, models, strict=True))
+
+
 class Feedback:
     """What clients send: arXiv:1809.07599; arXiv:2106.05203, Algorithm 2; a momentum. `kept` is e, g or m."""
 

@@ -293,7 +293,7 @@ def step_mass(clients: LocalSteps, round_index: Array, x: PyTree, count: Array |
 def first_step_size(clients: LocalSteps, round_index: Array, x: PyTree) -> Array:
     """Compute the step size of a round's first step, (), of an optimizer that `require_linear` takes."""
     one, optimizer = jnp.ones((), number_type(x)), clients.optimizer_at(round_index)
-    return jnp.negative(optimizer.update(one, optimizer.init(one), one)[0])  # pyright: ignore[reportArgumentType]
+    return -jnp.asarray(optimizer.update(one, optimizer.init(one), one)[0], one.dtype)  # pyright: ignore[reportArgumentType]
 
 
 def require_linear(clients: LocalSteps, reason: str, *states: str) -> None:

@@ -222,6 +222,21 @@ def test_apfl_keeps_what_idle_clients_have():
     assert (np.asarray(after.memory.own.params) != np.asarray(before.memory.own.params))[~idle].any(axis=1).all()
 
 
+def test_models_after_one_own_step_keep_their_statistics():
+    """The step follows the loss in evaluation mode; one model, or one a client."""
+    task = statistics_task(DIM)
+    one = jaxfl.core.Variables({"w": jnp.ones((1, DIM))}, {"mean": jnp.full((1, DIM), 0.5)})
+    every = jax.tree.map(lambda leaf: jnp.tile(leaf, (CLIENTS, 1)), one)
+    ours, others = (jaxfl.algorithms.after_own_step(task, data(), each, inner_step_size=0.1) for each in (one, every))
+    assert_same(ours, others)
+    np.testing.assert_array_equal(ours.model_state["mean"], every.model_state["mean"])
+    for client in range(CLIENTS):
+        own = np.asarray(data().indices)[client][: SIZES[client]]
+        inputs, labels = np.asarray(data().inputs, np.float64)[own] - 0.5, np.asarray(data().labels)[own]
+        expected = 1 - 0.1 * 2 * inputs.T @ (inputs.sum(axis=1) - labels) / len(own)
+        np.testing.assert_allclose(ours.params["w"][client], expected, rtol=1e-5, atol=1e-6)
+
+
 def test_per_fed_avg_goes_down_the_loss_after_one_step_and_its_batches_differ():
     """All active, one step on full batches: gradient descent on mean F_i(x - alpha grad F_i(x))."""
     algorithm = learner("per_fed_avg", active=CLIENTS, steps=1, batch_size=99, inner_step_size=0.05)

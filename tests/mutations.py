@@ -174,7 +174,7 @@ jaxfl/graphs/base_graph.py: own / (len(part) * (own + len(later))) => own / (own
 [tests/channel/test_compress.py]
 jaxfl/channel/compress.py: jnp.abs(flat) => flat
 [tests/algorithms/clients/test_feedback.py -k 'papers_lines or mean_of_what']
-jaxfl/algorithms/clients/feedback.py: (1 - momentum) * change => change
+jaxfl/algorithms/clients/feedback.py: scale(1 - beta, changes) => changes
 jaxfl/algorithms/clients/feedback.py: jax.tree.map(jnp.add, kept, sent) => jax.tree.map(jnp.add, changes, sent)
 jaxfl/algorithms/clients/uplink.py: lambda d, q: d + share * q => lambda d, q: d + q
 [tests/algorithms/test_server_methods.py -k 'papers_lines and (apfl or q_fed or per_fed)']

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.channel.compress import Compressor
 from jaxfl.core import ArgumentError, Array, PyTree, check
+from jaxfl.core.tree import scale
 from jaxfl.privacy.mechanisms import require_own_noise
 
 
@@ -99,7 +100,8 @@ def client_momentum(momentum: float | Array) -> Feedback:
     check.below(1, momentum=momentum)
 
     def send(changes, kept, drawn):
-        sent = jax.tree.map(lambda m, change: momentum * m + (1 - momentum) * change, kept, changes)
+        beta = jnp.asarray(momentum)
+        sent = jax.tree.map(jnp.add, scale(beta, kept), scale(1 - beta, changes))
         return sent, sent
 
     return Feedback(send)

@@ -161,12 +161,12 @@ def centered_clipping(clip_norm: float | Array, *, num_iterations: int = 1) -> A
 
     def combine(updates, arrived, last):
         count = jnp.maximum(arrived.sum(dtype=jnp.int32), 1).astype(updates.dtype)
+        radius = jnp.asarray(clip_norm, updates.dtype)
 
         def nearer(_, center):
             apart = updates - center[None]
             distances = root(jnp.sum(apart**2, axis=1))
-            kept = jnp.where(distances > clip_norm, clip_norm / jnp.maximum(distances, clip_norm), 1)
-            weights = jnp.where(arrived, kept, 0).astype(updates.dtype)
+            weights = jnp.where(arrived, radius / jnp.maximum(distances, radius), 0)
             return center + jnp.matmul(weights, apart, precision="highest") / count
 
         return jax.lax.fori_loop(0, num_iterations, nearer, last)

@@ -12,6 +12,7 @@ from jaxfl import training as training
 from jaxfl.algorithms import a_dp2_sgd as a_dp2_sgd
 from jaxfl.algorithms import ab as ab
 from jaxfl.algorithms import ali_dpfl as ali_dpfl
+from jaxfl.algorithms import apfl as apfl
 from jaxfl.algorithms import atc_tracking as atc_tracking
 from jaxfl.algorithms import choco_sgd as choco_sgd
 from jaxfl.algorithms import client_sgd as client_sgd
@@ -41,12 +42,14 @@ from jaxfl.algorithms import local_steps as local_steps
 from jaxfl.algorithms import nids as nids
 from jaxfl.algorithms import output_perturbation as output_perturbation
 from jaxfl.algorithms import partial_averaging as partial_averaging
+from jaxfl.algorithms import per_fed_avg as per_fed_avg
 from jaxfl.algorithms import perturbed_gossip as perturbed_gossip
 from jaxfl.algorithms import private_constants as private_constants
 from jaxfl.algorithms import private_updates as private_updates
 from jaxfl.algorithms import prox_skip as prox_skip
 from jaxfl.algorithms import published_constants as published_constants
 from jaxfl.algorithms import push_sum as push_sum
+from jaxfl.algorithms import q_fed_avg as q_fed_avg
 from jaxfl.algorithms import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms import register_for_export as register_for_export
 from jaxfl.algorithms import scaffold as scaffold

@@ -21,8 +21,9 @@ from registry import REGISTRY
 
 import jaxfl
 from jaxfl import ArgumentError
-from jaxfl.algorithms import client_sgd
+from jaxfl.algorithms import centered_clipping, client_momentum, client_sgd, ef21
 from jaxfl.algorithms.clients.bound_constants import private_constants
+from jaxfl.channel import rand_k
 from jaxfl.gradients import saga, uniform
 from jaxfl.models import classification, layers, sequential
 
@@ -171,12 +172,19 @@ def clients_types(dtype):
     limits = {"max_rounds": 6, "max_iterations": 20, "step_size": jnp.float64(0.2), "kappa": jnp.float64(1.0)}
     constants = private_constants(3, clip_norm=1.0, loss_bound=jnp.float64(1.0), noise_multiplier=jnp.float64(1.0))
     poisson = {"sampler": jaxfl.gradients.poisson}
+    robust = {"aggregate": centered_clipping(jnp.float64(1.0)), "feedback": client_momentum(jnp.float64(0.9))}
     algorithms = {
         "clipped steps": jaxfl.fed_avg(task, clients=clients(clip_norm=jnp.float64(1.0), **poisson), num_active=3),
         "counted steps": jaxfl.fed_avg(task, clients=clients(num_steps=jnp.int32(1)), num_active=3),
         "noisy steps": jaxfl.fed_avg(task, clients=clients(clip_norm=1.0, noise=noise), num_active=3),
         "noisy updates": jaxfl.fed_avg(
             task, clients=clients(weighting="uniform"), num_active=3, uplink=jaxfl.uplink(updates=updates)
+        ),
+        "compressed updates": jaxfl.fed_avg(
+            task, clients=clients(weighting="uniform"), num_active=3, uplink=jaxfl.uplink(feedback=ef21(rand_k(0.5)))
+        ),
+        "clipped momentum": jaxfl.fed_avg(
+            task, clients=clients(weighting="uniform"), num_active=3, uplink=jaxfl.uplink(**robust)
         ),
         "noisy constants": jaxfl.ali_dpfl(
             task,

@@ -173,12 +173,20 @@ jaxfl/algorithms/tracking_over_graphs.py: y + (new - old) => y + new
 jaxfl/graphs/base_graph.py: own / (len(part) * (own + len(later))) => own / (own + len(later))
 [tests/channel/test_compress.py]
 jaxfl/channel/compress.py: jnp.abs(flat) => flat
+[tests/algorithms/clients/test_feedback.py -k 'papers_lines or mean_of_what']
+jaxfl/algorithms/clients/feedback.py: scale(1 - beta, changes) => changes
+jaxfl/algorithms/clients/feedback.py: jax.tree.map(jnp.add, kept, sent) => jax.tree.map(jnp.add, changes, sent)
+jaxfl/algorithms/clients/uplink.py: lambda d, q: d + share * q => lambda d, q: d + q
+[tests/algorithms/test_server_methods.py -k 'papers_lines and (apfl or q_fed or per_fed)']
+jaxfl/algorithms/apfl.py: scale(a, of_mixed.gradient) => of_mixed.gradient
+jaxfl/algorithms/q_fed_avg.py: fairness * (at.shares => (at.shares
+jaxfl/algorithms/per_fed_avg.py: (outer.gradient,) => (inner,)
 [tests/algorithms/test_references.py -k a_dp2]
 jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]
 jaxfl/channel/links.py: t + (one - rounded) => t + (rounded - one)
 [tests/algorithms/clients/test_selection.py -k "proportion or largest or counted"]
-jaxfl/algorithms/clients/selection.py: top_k(mean_losses( => top_k(-mean_losses(
+jaxfl/algorithms/clients/selection.py: top_k(losses, => top_k(-losses,
 jaxfl/algorithms/clients/selection.py: data.sizes if self.is_by_size else None => None
 jaxfl/algorithms/clients/selection.py: forward_evaluations + asked * data.sizes => forward_evaluations + asked
 [tests/training/test_optimality.py -k "definition or regret"]

@@ -18,6 +18,7 @@ from jaxfl.algorithms.a_dp2_sgd import released_gradients as released_by_a_dp2_s
 from jaxfl.algorithms.ab import ab
 from jaxfl.algorithms.adaptive_servers import fed_adagrad, fed_adam, fed_avgm, fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl
+from jaxfl.algorithms.apfl import apfl
 from jaxfl.algorithms.choco_sgd import choco_sgd
 from jaxfl.algorithms.clients.bound_constants import published_constants
 from jaxfl.algorithms.corrected_steps import ditto, fed_dyn, fed_prox, scaffold
@@ -32,9 +33,11 @@ from jaxfl.algorithms.gradient_tracking import gradient_tracking
 from jaxfl.algorithms.momentum_gossip import d_sgdm, qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
+from jaxfl.algorithms.per_fed_avg import per_fed_avg
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip
 from jaxfl.algorithms.push_sum import push_sum
 from jaxfl.algorithms.push_sum import released_gradients as released_by_push_sum
+from jaxfl.algorithms.q_fed_avg import q_fed_avg
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking, diging, gt_saga
 from jaxfl.algorithms.width_reduction import width_reduction
 from jaxfl.channel.compress import rand_k
@@ -394,6 +397,15 @@ REGISTRY: dict[str, Row] = {
         sends=_TO_SERVER,
     ),
     "fed_nova": Row(fed_nova, _fed_nova, sends=_TO_SERVER),
+    "q_fed_avg": Row(
+        q_fed_avg,
+        _with_server(
+            fairness=0.7,
+            centralized={n: {"num_active": n, "num_local_steps": 1, "fairness": 0.0} for n in examples.ALL},
+            refused=[({"fairness": -0.1}, "fairness: must be non-negative")],
+        ),
+        sends="params, batch statistics and two numbers, to the server",
+    ),
     "fed_dyn": Row(
         fed_dyn,
         _with_server(
@@ -408,6 +420,22 @@ REGISTRY: dict[str, Row] = {
     ),
     "ditto": Row(
         ditto, _with_server(proximal=0.1, arguments=_with_own_steps, relabeled=_relabeled_memory), sends=_TO_SERVER
+    ),
+    "apfl": Row(
+        apfl,
+        _with_server(
+            share=0.4, relabeled=_relabeled_memory, refused=[({"adapts": "rounds"}, "adapts: must be one of steps")]
+        ),
+        sends=_TO_SERVER,
+    ),
+    "per_fed_avg": Row(
+        per_fed_avg,
+        _with_server(
+            inner_step_size=0.1,
+            centralized={n: {"num_active": n, "num_local_steps": 1, "inner_step_size": 0.0} for n in examples.ALL},
+            refused=[({"inner_step_size": -0.1}, "inner_step_size: must be non-negative")],
+        ),
+        sends=_TO_SERVER,
     ),
     "ali_dpfl": Row(ali_dpfl, _ali_dpfl, sends="params, a gradient and two numbers, to the server"),
     "embracing": Row(

@@ -13,7 +13,9 @@ from problems import problem
 from registry import REGISTRY
 
 import jaxfl
+from jaxfl.algorithms.clients.feedback import ef21
 from jaxfl.algorithms.clients.local_steps import local_steps
+from jaxfl.channel import rand_k
 from jaxfl.core import keys
 from jaxfl.gradients import poisson, saga
 
@@ -35,6 +37,7 @@ COMPONENTS = [
     ("push_sum", {"gradient": lambda **options: saga(sampler=poisson(2), **options)}),
     ("fed_avg", {"clients": PRIVATE, "uplink": PRIVATELY}),
     ("embracing", {"clients": UNIFORM, "uplink": PRIVATELY}),
+    ("fed_avg", {"clients": UNIFORM, "uplink": jaxfl.uplink(feedback=ef21(rand_k(0.5)))}),
     ("ali_dpfl", {"constants": CONSTANTS}),
 ]
 CASES = [(name, {}) for name in REGISTRY] + COMPONENTS

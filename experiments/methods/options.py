@@ -48,6 +48,7 @@ SERVER: Mapping[str, Callable[..., Algorithm]] = {
     "FedAdam": _adaptive(algorithms.fed_adam),
     "FedYogi": _adaptive(algorithms.fed_yogi),
     "FedAdagrad": _adaptive(algorithms.fed_adagrad),
+    "q-FedAvg": lambda at, *, fairness: at(algorithms.q_fed_avg, fairness=fairness),
 }
 GRAPH: Mapping[str, Callable[..., Algorithm]] = {
     "D-PSGD": lambda at: at(algorithms.d_psgd, num_final_mixings=1),  # its round ends with each node's own step
@@ -67,7 +68,7 @@ GRAPH: Mapping[str, Callable[..., Algorithm]] = {
 }
 METHODS = {**SERVER, **GRAPH}
 CHOICE = Choice("method", METHODS)
-COMPARED = tuple(METHODS)
+COMPARED = tuple(name for name in METHODS if name != "q-FedAvg")  # whose aim is another: equal losses
 UNDIRECTED = ("ED", "NIDS", "EXTRA", "ProxSkip", "CHOCO-SGD")  # which need one symmetric matrix
 AVERAGED = ("FedAvg", "FedProx", "FedNova", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")  # by any rule
 AGGREGATES: Mapping[str, Callable[[int], Any]] = {  # by the number of attackers
@@ -75,6 +76,7 @@ AGGREGATES: Mapping[str, Callable[[int], Any]] = {  # by the number of attackers
     "trimmed_mean": algorithms.trimmed_mean,
     "krum": algorithms.krum,
     "geometric_median": lambda f: algorithms.geometric_median(),
+    "centered_clipping": lambda f: algorithms.centered_clipping(1.0),
 }
 ATTACKS: Mapping[str, Callable[..., Any]] = {
     "sign_flip": lambda numbers, active: algorithms.sign_flip(numbers, scale=3.0),
@@ -98,10 +100,10 @@ class Learning:
     method: Literal[
         "FedAvg", "FedProx", "SCAFFOLD", "FedNova", "FedDyn", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad",
         "D-PSGD", "SGP", "D-SGDm", "QG-DSGDm", "ED", "NIDS", "EXTRA", "DIGing", "NEXT", "Aug-DGM",
-        "ProxSkip", "CHOCO-SGD"
+        "ProxSkip", "CHOCO-SGD", "q-FedAvg"
     ] = "FedAvg"  # fmt: skip
-    """Up to FedAdagrad with a server, else over a graph: docs/methods.md has each method's lines and source. Clients of
-    FedNova make 1, 2, ..., local_steps, 1, ... steps."""
+    """Up to FedAdagrad, and q-FedAvg, with a server, else over a graph: docs/methods.md has each method's lines and
+    source. Clients of FedNova make 1, 2, ..., local_steps, 1, ... steps."""
     rounds: int = 100
     """Rounds of every method. Over a graph a round is one gradient step, with a server local_steps of them."""
     step_size: float = traced(0.1)
@@ -120,6 +122,8 @@ class Learning:
     """Step size of the server in FedAdam, FedYogi and FedAdagrad."""
     momentum: float = traced(0.9)
     """Momentum of FedAvgM's server, and of the nodes in D-SGDm and QG-DSGDm."""
+    fairness: float = traced(1.0)
+    """How much more clients with larger losses weigh in q-FedAvg (q); 0 is FedAvg whose clients weigh alike."""
     graph: Literal["exponential", "directed_ring", "ring", "complete", "star"] = "ring"
     """Graph of the methods without a server. ED, NIDS, EXTRA, ProxSkip and CHOCO-SGD need an undirected one."""
     exchange_probability: float = traced(0.3)
@@ -130,8 +134,8 @@ class Learning:
     """Step of CHOCO-SGD's mixing; it diverges where this is too large for kept_share."""
     mixings: int = 1
     """Exchanges in place of each one of a method over a graph."""
-    aggregate: Literal["mean", "median", "trimmed_mean", "krum", "geometric_median"] = "mean"
-    """How the server joins the clients' updates. All but mean weigh clients alike."""
+    aggregate: Literal["mean", "median", "trimmed_mean", "krum", "geometric_median", "centered_clipping"] = "mean"
+    """How the server joins the clients' updates. All but mean weigh clients alike. centered_clipping clips at 1."""
     attack: Literal["none", "sign_flip", "random", "alie"] = "none"
     """What attackers send: -3 times their update, normal noise, or the honest mean less some standard deviations."""
     attackers: int = 3

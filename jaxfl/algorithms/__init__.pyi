@@ -5,6 +5,7 @@ from jaxfl.algorithms.adaptive_servers import fed_adam as fed_adam
 from jaxfl.algorithms.adaptive_servers import fed_avgm as fed_avgm
 from jaxfl.algorithms.adaptive_servers import fed_yogi as fed_yogi
 from jaxfl.algorithms.ali_dpfl import ali_dpfl as ali_dpfl
+from jaxfl.algorithms.apfl import apfl as apfl
 from jaxfl.algorithms.choco_sgd import choco_sgd as choco_sgd
 from jaxfl.algorithms.clients.blocks import first_half as first_half
 from jaxfl.algorithms.clients.blocks import output_side as output_side
@@ -13,9 +14,13 @@ from jaxfl.algorithms.clients.bound_constants import published_constants as publ
 from jaxfl.algorithms.clients.capacity import capacity as capacity
 from jaxfl.algorithms.clients.capacity import training_bytes as training_bytes
 from jaxfl.algorithms.clients.client_sgd import client_sgd as client_sgd
+from jaxfl.algorithms.clients.feedback import client_momentum as client_momentum
+from jaxfl.algorithms.clients.feedback import ef21 as ef21
+from jaxfl.algorithms.clients.feedback import error_feedback as error_feedback
 from jaxfl.algorithms.clients.local_steps import local_steps as local_steps
 from jaxfl.algorithms.clients.private_updates import private_updates as private_updates
 from jaxfl.algorithms.clients.robust import alie as alie
+from jaxfl.algorithms.clients.robust import centered_clipping as centered_clipping
 from jaxfl.algorithms.clients.robust import coordinate_median as coordinate_median
 from jaxfl.algorithms.clients.robust import geometric_median as geometric_median
 from jaxfl.algorithms.clients.robust import krum as krum
@@ -48,10 +53,13 @@ from jaxfl.algorithms.momentum_gossip import d_sgdm as d_sgdm
 from jaxfl.algorithms.momentum_gossip import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation as output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging as partial_averaging
+from jaxfl.algorithms.per_fed_avg import after_own_step as after_own_step
+from jaxfl.algorithms.per_fed_avg import per_fed_avg as per_fed_avg
 from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_gossip
 from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum
 from jaxfl.algorithms.push_sum import theory_step_size as theory_step_size
+from jaxfl.algorithms.q_fed_avg import q_fed_avg as q_fed_avg
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking as atc_tracking
 from jaxfl.algorithms.tracking_over_graphs import diging as diging
 from jaxfl.algorithms.tracking_over_graphs import gt_saga as gt_saga

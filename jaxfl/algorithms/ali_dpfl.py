@@ -149,8 +149,8 @@ def ali_dpfl(
     check.whole(max_rounds=max_rounds, max_iterations=max_iterations)
     _check_clients(clients, step_size)
     way = PLAIN if uplink is None else uplink
-    if way.is_private or way.aggregate is not None:
-        found = "got private updates" if way.is_private else "got a robust mean"
+    if way.more_than_mean:
+        found = f"got {way.more_than_mean}"
         remedy = "Pass only links: the clients' own steps are private."
         raise ArgumentError("uplink", "must leave updates as they are", found, remedy)
 

@@ -44,7 +44,7 @@ import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.uplink import Uplink
-from jaxfl.algorithms.server_rounds import Rule, by_optimizer, require_linear, server_rounds, step_mass
+from jaxfl.algorithms.server_rounds import Rule, by_optimizer, require_linear, server_rounds, step_mass, with_term
 from jaxfl.core import Algorithm, Array, PyTree, Task, Variables, check
 from jaxfl.core.algorithm import constructor
 from jaxfl.core.tree import scale
@@ -101,7 +101,7 @@ def scaffold(
         return jax.tree.map(lambda c, d: jnp.where(mass > 0, -c - d, 0), c, scale(inverse, change))
 
     def train(at):
-        trained = at.run(lambda g, y: jax.tree.map(lambda g, c_i, c: g - c_i + c, g, at.memory, at.server))
+        trained = at.run(with_term(lambda g, y: jax.tree.map(lambda g, c_i, c: g - c_i + c, g, at.memory, at.server)))
         change = jax.tree.map(jnp.subtract, trained[0], at.sent.params)
         return trained, jax.tree.map(jnp.add, at.memory, turn(at.server, change, at.public))
 
@@ -134,9 +134,11 @@ def fed_dyn(
     check.positive(proximal=proximal)
 
     def train(at):
-        q, toward = at.memory, _toward(at.sent.params, proximal)
-        trained = at.run(lambda g, y: toward(jax.tree.map(jnp.subtract, g, q), y))
-        return trained, jax.tree.map(lambda q, y, x: q - proximal * (y - x), q, trained[0], at.sent.params)
+        q, x = at.memory, at.sent.params
+        trained = at.run(
+            with_term(lambda g, y: jax.tree.map(lambda g, q, y, x: g - q + proximal * (y - x), g, q, y, x))
+        )
+        return trained, jax.tree.map(lambda q, y, x: q - proximal * (y - x), q, trained[0], x)
 
     def serve(at):
         h = jax.tree.map(lambda h, mean: h - proximal * at.fraction * mean, at.memory, at.change)
@@ -194,7 +196,7 @@ def ditto(
 
 def _toward(x: PyTree, proximal: float | Array):
     """The gradient at y with the proximal term toward x."""
-    return lambda g, y: jax.tree.map(lambda g, y, x: g + proximal * (y - x), g, y, x)
+    return with_term(lambda g, y: jax.tree.map(lambda g, y, x: g + proximal * (y - x), g, y, x))
 
 
 def _with_sums(serve, train, **changes) -> Rule:

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
+from jaxfl.algorithms.clients.selection import own_loss
 from jaxfl.algorithms.clients.server import check_num_active, over_slots, server_model
 from jaxfl.algorithms.clients.steps import GradientOf, StepDraws, StepGradient
-from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
+from jaxfl.algorithms.clients.uplink import PLAIN, Kept, Uplink, UplinkDraws, info_at_clients, of_whole_models
 from jaxfl.algorithms.exchange import plus_seeds
 from jaxfl.algorithms.releases import of_clients
 from jaxfl.core import (
@@ -48,6 +49,7 @@ class State(NamedTuple):
     optimizer: Any  # the server's memory: state of its optimizer, or of the method
     model_state: PyTree  # batch statistics, leaves (*leaf), float32; None where the task has none
     memory: PyTree  # the clients', leaves (n, *leaf); () where they keep nothing
+    uplink: Kept  # what is kept of updates on their way
     round_index: Array  # (), int32, rounds completed
 
     __repr__ = short_repr
@@ -65,9 +67,11 @@ class Draws(NamedTuple):
 class AtClient(NamedTuple):
     """What an active client has in a round.
 
-    Its `run(change=None, *, start=sent, which=0, count=None)` makes local steps and gives (parameters, model state,
-    `Info`). `change` is (gradient, parameters) -> the gradient that the optimizer gets, clipped and noisy before.
-    `which` is 0 for the steps of `clients`, j for those of `Rule.more[j - 1]`; `count` is their number, None for all.
+    Its `run(wrap=None, *, start=sent, which=0, count=None)` makes local steps and gives (parameters, model state,
+    `Info`). `wrap` makes the gradient of a step from that of the clients, which clips and adds noise (`with_term`).
+    `which` is 0 for the steps of `clients`, j for those of `Rule.more[j - 1]`; where it is a tuple, `wrap` gets a tuple
+    of gradients, each step a tuple of batches, and the first one's optimizer moves. `count` is the number of steps,
+    None for all.
     """
 
     number: Array  # (), int32, which client it is
@@ -76,6 +80,7 @@ class AtClient(NamedTuple):
     server: Any  # the server's memory; a rule that reads it says so in `vectors_down`
     public: Any  # what `Rule.public` gives for this round
     run: Callable[..., tuple[PyTree, PyTree, Info]]
+    own_loss: Callable[[], tuple[Array, Array]]  # () -> (mean loss at `sent` of all its samples, their number), ()
 
 
 class AtServer(NamedTuple):
@@ -86,6 +91,7 @@ class AtServer(NamedTuple):
     change: PyTree  # mean change of the clients that arrived, noisy where updates are private
     active: Array  # (c,), int32
     shares: Array  # (c,), float32, what each client weighs in the change
+    info: Info  # (c,), what clients measured
     fraction: float  # of all clients that are active, expected where updates are private
     public: Any
     is_private: bool
@@ -99,11 +105,13 @@ class Rule(NamedTuple):
         train: `AtClient` -> (what `AtClient.run` gives, the client's new memory).
         start: the first model as `Variables` -> (the memory of one client, the server's).
         public: (round index, x) -> what server and clients know beforehand.
+        weigh: (weights of the active clients (c,), what they measured) -> what their changes weigh.
         more: local steps beside those of `clients`, with batches of their own.
         num_steps: (n,), int32, the steps of each client that `train` makes, for the counts; None: all.
         keeps_sums: whether the server's memory is a uniform mean of the clients'. Links may then lose and round
             nothing.
         by_changes: whether changes are averaged where models could be, so that changes of 0 leave all bits of x.
+        numbers_up: how many numbers a client sends beside its change.
         vectors_down: how many vectors like x the server sends.
         own_noise: whether noise that clients share is refused, since it would not cancel.
     """
@@ -112,10 +120,12 @@ class Rule(NamedTuple):
     train: Callable[[AtClient], tuple[tuple[PyTree, PyTree, Info], PyTree]] = lambda at: (at.run(), ())
     start: Callable[[Variables], tuple[PyTree, Any]] = lambda model: ((), ())
     public: Callable[[Array, PyTree], Any] = lambda round_index, x: ()
+    weigh: Callable[[Array, Info], Array] = lambda weights, info: weights
     more: tuple[LocalSteps, ...] = ()
     num_steps: Array | None = None
     keeps_sums: bool = False
     by_changes: bool = False
+    numbers_up: int = 0
     vectors_down: int = 1
     own_noise: bool = False
 
@@ -171,7 +181,7 @@ def server_rounds(
         for learner in learners:
             learner.check_data(task, data)
         params = task.init(purpose_key(key, Purpose.INIT))
-        way.init(key, params, data.num_nodes)
+        kept = way.init(key, params, data.num_nodes)
         model_state = None if task.init_state is None else task.init_state()
         own, of_server = rule.start(Variables(params, model_state))
         return State(
@@ -179,6 +189,7 @@ def server_rounds(
             optimizer=of_server,
             model_state=model_state,
             memory=replicate(own, data.num_nodes),
+            uplink=kept,
             round_index=jnp.int32(0),
         )
 
@@ -202,11 +213,14 @@ def server_rounds(
         public = rule.public(k, state.params)
 
         def train(number, client_steps, memory):
-            def run(change=None, *, start=before, which=0, count=None):
-                gradient = gradients[which] if change is None else _wrapped(gradients[which], change)
-                return learners[which].run(gradient, start.params, start.model_state, client_steps[which], k, count)
+            def run(wrap=None, *, start=before, which=0, count=None):
+                gradient, batches = _some(which, gradients), _some(which, client_steps)
+                gradient = gradient if wrap is None else wrap(gradient)
+                learner = learners[which if isinstance(which, int) else which[0]]
+                return learner.run(gradient, start.params, start.model_state, batches, k, count)
 
-            return rule.train(AtClient(number, before, memory, state.optimizer, public, run))
+            of_own = partial(own_loss, task, data, before, number)
+            return rule.train(AtClient(number, before, memory, state.optimizer, public, run, of_own))
 
         is_active = draws.uplink.is_active
         rows = jax.tree.map(lambda of_all: of_all[active], state.memory)
@@ -214,9 +228,9 @@ def server_rounds(
         params, model_state, client_info = trained
         places = active if is_active is None else jnp.where(is_active, active, data.num_nodes)
         models = of_whole_models(before, Variables(params, model_state), num_active)
-        weights = clients.weigh(data, active).astype(number_type(state.params))
+        weights = rule.weigh(clients.weigh(data, active).astype(number_type(state.params)), client_info)
         models = models._replace(mean=None) if rule.by_changes else models
-        received = way.send(draws.uplink, active, weights, client_info.loss, before, models)
+        received = way.send(draws.uplink, active, weights, client_info.loss, before, models, state.uplink)
         moves, of_server = rule.serve(
             AtServer(
                 params=state.params,
@@ -224,6 +238,7 @@ def server_rounds(
                 change=received.change,
                 active=active,
                 shares=received.shares,
+                info=client_info,
                 fraction=num_active / data.num_nodes,
                 public=public,
                 is_private=way.is_private,
@@ -236,16 +251,18 @@ def server_rounds(
             optimizer=jax.tree.map(partial(jnp.where, received.any_arrived), of_server, state.optimizer),
             model_state=received.model.model_state,
             memory=jax.tree.map(lambda old, new: old.at[places].set(new, mode="drop"), state.memory, rows),
+            uplink=received.kept,
             round_index=k + 1,
         )
 
         numbers, statistics = size(state.params), size(state.model_state)
+        up = way.message_bits(numbers) + 32 * (statistics + rule.numbers_up)
         down = 32 * (rule.vectors_down * numbers + statistics)
         of_active = client_info._replace(loss=received.loss).plus(
-            _counts(learners, steps, drawn, k),
+            _counts(learners, steps, drawn, k, client_info),
             received.counts,
             active=jnp.ones_like(active),  # 1 for a client that took part
-            bits_sent=jnp.full(active.shape, way.bits * numbers + 32 * statistics, jnp.float32),
+            bits_sent=jnp.full(active.shape, up, jnp.float32),
             bits_received=jnp.full(active.shape, down, jnp.float32),
         )
         info = info_at_clients(of_active, draws.uplink, active, data.num_nodes)
@@ -278,6 +295,12 @@ def step_mass(clients: LocalSteps, round_index: Array, x: PyTree, count: Array |
     return -clients.run(ones, jnp.zeros((), number_type(x)), None, steps, round_index, count)[0]
 
 
+def first_step_size(clients: LocalSteps, round_index: Array, x: PyTree) -> Array:
+    """Compute the step size of a round's first step, (), of an optimizer that `require_linear` takes."""
+    one, optimizer = jnp.ones((), number_type(x)), clients.optimizer_at(round_index)
+    return -jnp.asarray(optimizer.update(one, optimizer.init(one), one)[0], one.dtype)  # pyright: ignore[reportArgumentType]
+
+
 def require_linear(clients: LocalSteps, reason: str, *states: str) -> None:
     """Refuse optimizers whose update is not a multiple of the gradient, or which keep more than these `states`."""
     known = {"EmptyState", "ScaleByScheduleState", "WrappedScheduleState", *states}
@@ -298,19 +321,27 @@ def require_linear(clients: LocalSteps, reason: str, *states: str) -> None:
         raise ArgumentError("clients", f"must make steps of SGD{reason}", f"got {found}", "Pass optax.sgd(step_size).")
 
 
-def _wrapped(gradient_of: GradientOf, change: Callable[[PyTree, PyTree], PyTree]) -> GradientOf:
-    """The gradient of a step after `change`."""
+def with_term(change: Callable[[PyTree, PyTree], PyTree]) -> Callable[[GradientOf], GradientOf]:
+    """Make the `wrap` of `AtClient.run` from (gradient, parameters) -> the gradient that the optimizer gets."""
 
-    def gradient(params, model_state, step):
-        result = gradient_of(params, model_state, step)
-        return StepGradient(change(result.gradient, params), result.model_state, result.info)
+    def wrap(gradient_of):
+        def gradient(params, model_state, step):
+            result = gradient_of(params, model_state, step)
+            return StepGradient(change(result.gradient, params), result.model_state, result.info)
 
-    return gradient
+        return gradient
+
+    return wrap
 
 
-def _counts(learners, steps, drawn, round_index) -> dict[str, Any]:
-    """Count gradients and overflows of all learners, and the iterations of `clients`."""
-    totals: dict[str, Any] = {}
+def _some(which: int | tuple[int, ...], each: tuple) -> Any:
+    """The entry of this number, or a tuple of entries."""
+    return each[which] if isinstance(which, int) else tuple(each[number] for number in which)
+
+
+def _counts(learners, steps, drawn, round_index, info: Info) -> dict[str, Any]:
+    """Count gradients and overflows of all learners, the iterations of `clients`, and what `Rule.train` counted."""
+    totals: dict[str, Any] = dict(info.counts)
     for number, (learner, *of_learner) in enumerate(zip(learners, steps, drawn, strict=True)):
         for name, value in learner.counts(*of_learner, round_index).items():
             if number == 0 or name != "local_iterations":

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core import Array, Key, Purpose, PyTree, check, node_keys, one_kernel, purpose_key
+from jaxfl.core import Array, Purpose, PyTree, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.tree import flattener, number_type, size
 
 
@@ -22,7 +22,7 @@ class Compressor(NamedTuple):
 
     num_kept: Callable[[int], int]  # d -> k
     bits: Callable[[int], float]  # d -> bits of a message
-    draw: Callable[[Key, Array, PyTree], PyTree]  # (key, round index, messages (n, *leaf)) -> what `apply` draws
+    draw: Callable[..., PyTree]  # (key, round index, messages (n, *leaf), nodes (c,) or all) -> what `apply` draws
     apply: Callable[[PyTree, PyTree], PyTree]  # (messages (n, *leaf), drawn) -> the same with zeros in places
 
 
@@ -39,7 +39,7 @@ def top_k(share: float) -> Compressor:
         >>> top_k(0.5).apply(jnp.array([[1.0, -3.0, 2.0, -2.0]]), None).tolist(), top_k(0.5).bits(4)
         ([[0.0, -3.0, 2.0, 0.0]], 68)
     """
-    return _kept(share, lambda key, k, tree: None, lambda flat, drawn: jnp.abs(flat), lambda d: math.ceil(math.log2(d)))
+    return _kept(share, lambda *_: None, lambda flat, drawn: jnp.abs(flat), lambda d: math.ceil(math.log2(d)))
 
 
 def rand_k(share: float) -> Compressor:
@@ -52,9 +52,10 @@ def rand_k(share: float) -> Compressor:
         - every number is kept with probability k / d; a share of 1 keeps all bits.
     """
 
-    def draw(key, k, tree):
+    def draw(key, k, tree, nodes=None):
         num_nodes = jax.tree.leaves(tree)[0].shape[0]
         keys, count = node_keys(purpose_key(key, Purpose.MESSAGE_ROUNDING, k), num_nodes), size(tree) // num_nodes
+        keys = keys if nodes is None else keys[nodes]
         return jax.vmap(lambda one: jax.random.uniform(one_kernel(one), (count,), number_type(tree)))(keys)
 
     return _kept(share, draw, lambda flat, drawn: drawn, lambda d: 0)

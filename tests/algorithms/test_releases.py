@@ -64,6 +64,7 @@ SERVER_METHODS = {
     "fed_nova": functools.partial(jaxfl.fed_nova, num_steps=np.ones(1, int)),
     "fed_dyn": functools.partial(jaxfl.fed_dyn, proximal=0.1),
     "ditto": functools.partial(jaxfl.ditto, own=ALONE, proximal=0.1),
+    "apfl": jaxfl.apfl,
 }
 FARTHER = {"fed_dyn": 2.0}
 
@@ -120,6 +121,10 @@ LEARNERS = {
     "partial_averaging": (functools.partial(clients_learner, jaxfl.partial_averaging, synchronized=()), DATA),
     "ali_dpfl": (ali_dpfl, DATA),
     "fed_avg, whole clients": (functools.partial(whole_clients, jaxfl.fed_avg), BY_CLIENT),
+    "per_fed_avg, whole clients": (
+        functools.partial(whole_clients, functools.partial(jaxfl.per_fed_avg, inner_step_size=0.1)),
+        BY_CLIENT,
+    ),
     "embracing, whole clients": (
         functools.partial(
             whole_clients, jaxfl.embracing, LINEAR, trained_blocks=[LINEAR.blocks], client_class=ONE_CLASS

@@ -20,6 +20,7 @@ KEY, DIM, CLIENTS, ACTIVE, STEPS, STEP_SIZE = jax.random.key(5), 4, 16, 6, 3, 0.
 SIZES = tuple(int(size) for size in np.random.default_rng(3).integers(3, 12, CLIENTS))
 OWN_STEPS = 1 + np.arange(CLIENTS) % STEPS
 # Adam's root divides small numbers, so that a method is given a problem whose answer is of order 1.
+MEDIAN = jaxfl.algorithms.coordinate_median()
 TASK = jaxfl.from_functions(lambda key: jax.random.normal(key, (DIM,)), lambda w, x, y: (x @ w - y) ** 2)
 
 
@@ -38,6 +39,19 @@ def gradient(client, y, batch):
     own = np.asarray(data().indices)[client][list(batch)]
     inputs, labels = np.float64(np.asarray(data().inputs)[own]), np.float64(np.asarray(data().labels)[own])
     return 2 * inputs.T @ (inputs @ y - labels) / len(own)
+
+
+def loss(client, x):
+    """Mean loss of all of a client's samples, float64."""
+    own = np.asarray(data().indices)[client][: SIZES[client]]
+    return np.mean((np.float64(np.asarray(data().inputs)[own]) @ x - np.float64(np.asarray(data().labels)[own])) ** 2)
+
+
+def hessian(client, batch):
+    """Hessian of the mean loss of a client's samples, float64."""
+    own = np.asarray(data().indices)[client][list(batch)]
+    inputs = np.asarray(data().inputs, np.float64)[own]
+    return 2 * inputs.T @ inputs / len(own)
 
 
 def learner(
@@ -63,6 +77,12 @@ METHODS = {
     "fed_nova with momentum": ("fed_nova", {"num_steps": OWN_STEPS}, {"weighting": "data", "momentum": 0.8}),
     "fed_dyn": ("fed_dyn", {"proximal": 0.2}, {}),
     "ditto": ("ditto", {"proximal": 0.7}, {"weighting": "data"}),
+    "apfl": ("apfl", {"share": 0.3, "adapts": "steps"}, {}),
+    "apfl by round": ("apfl", {"share": 0.6, "adapts": "round"}, {"weighting": "data"}),
+    "per_fed_avg": ("per_fed_avg", {"inner_step_size": 0.04}, {"weighting": "data"}),
+    "per_fed_avg, first order": ("per_fed_avg", {"inner_step_size": 0.04, "hessian": False}, {}),
+    "q_fed_avg": ("q_fed_avg", {"fairness": 1.5}, {}),
+    "q_fed_avg by data": ("q_fed_avg", {"fairness": 0.4}, {"weighting": "data"}),
 }
 
 
@@ -76,17 +96,27 @@ def test_follows_the_papers_lines(case):
     ours = one_by_one(algorithm, KEY, data(), 30)
     x, state = np.float64(ours.states[0].params), {}
     extra = {"momentum": momentum} if momentum else {}
+    extra |= {"loss": loss} if name == "q_fed_avg" else {}
     for draws, after in zip(ours.draws, ours.states[1:], strict=True):
         active = client_batches(np.asarray(draws.active).tolist(), np.asarray(draws.steps.batch_indices), SIZES)
         sizes = np.array([SIZES[i] if weighting == "data" else 1.0 for i, _ in active])
         p = sizes / sizes.sum()
         step = {"num_clients": CLIENTS, "step": STEP_SIZE}
+        more = [client_batches(draws.active.tolist(), np.asarray(each.batch_indices), SIZES) for each in draws.more]
         if name == "ditto":
-            step["own_batches"] = client_batches(draws.active.tolist(), np.asarray(draws.more[0].batch_indices), SIZES)
+            step["own_batches"] = more[0]
+        if name == "per_fed_avg":
+            step |= {"more": more, "curvature": hessian}
         x = getattr(servers, name)(x, active, gradient, state, p, **step, **options, **extra)
-        np.testing.assert_allclose(after.params, x, atol=1e-5 * float(np.linalg.norm(x)))
+        tolerance = 1e-5 * float(np.linalg.norm(x))
+        np.testing.assert_allclose(after.params, x, atol=tolerance)
         if name == "ditto":
-            np.testing.assert_allclose(after.memory.params, state["own"], atol=1e-5 * float(np.linalg.norm(x)))
+            np.testing.assert_allclose(after.memory.params, state["own"], atol=tolerance)
+        if name == "apfl":
+            np.testing.assert_allclose(after.memory.own.params, state["own"], atol=tolerance)
+            np.testing.assert_allclose(after.memory.share, state["share"], atol=1e-5)
+            mixed = state["share"][:, None] * state["own"] + (1 - state["share"][:, None]) * x
+            np.testing.assert_allclose(algorithm.node_params(after), mixed, atol=2 * tolerance)
     assert np.linalg.norm(x - ours.states[0].params) > 0.1, "it must move for this test to mean something"
 
 
@@ -161,15 +191,124 @@ def test_fed_prox_stays_where_the_loss_is_flat_and_reaches_the_proximal_optimum(
     np.testing.assert_allclose(jax.jit(alone.update)(first, data(), draws)[0].params, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("adapts", ["steps", "never"])
+def test_apfls_common_model_is_that_of_fed_avg(adapts):
+    """Bit for bit over 1,000 rounds, with statistics, too; a share of 0 gives x to all, a share of 1 each alone."""
+    for task in (TASK, statistics_task(DIM)):
+        clients = jaxfl.local_steps(STEPS, batch_size=2, optimizer=optax.sgd(0.01, 0.5))
+        options = {"clients": clients, "num_active": ACTIVE}
+        plain, infos = run(jaxfl.fed_avg(task, **options), KEY, data(), 1000)
+        ours = jaxfl.apfl(task, adapts=adapts, share=0.4, **options)
+        state, measured = run(ours, KEY, data(), 1000)
+        assert_same((plain.params, plain.model_state), (state.params, state.model_state))
+        np.testing.assert_array_equal(measured.gradient_evaluations, 2 * np.asarray(infos.gradient_evaluations))
+        assert np.ptp(np.asarray(state.memory.share)) > (0.1 if adapts == "steps" else -1)
+        assert np.asarray(state.memory.share).min() >= 0
+        assert np.asarray(state.memory.share).max() <= 1
+    common, alone = (learner("apfl", share=share, adapts="never") for share in (0.0, 1.0))
+    state = run(common, KEY, data(), 5)[0]
+    np.testing.assert_array_equal(common.node_params(state), np.tile(state.params, (CLIENTS, 1)))
+    first = start(alone, KEY, data())
+    kept = [run(alone, KEY, data(), 5, first._replace(params=first.params + by))[0].memory.own.params for by in (0, 1)]
+    assert_same(*kept)
+
+
+def test_apfl_keeps_what_idle_clients_have():
+    algorithm = learner("apfl", adapts="never")
+    before, _ = run(algorithm, KEY, data(), 4)
+    after, info = jax.jit(algorithm.round)(KEY, before, data())
+    idle = np.asarray(info.active) == 0
+    assert_same(*(jax.tree.map(lambda leaf: leaf[idle], state.memory) for state in (before, after)))
+    assert (np.asarray(after.memory.own.params) != np.asarray(before.memory.own.params))[~idle].any(axis=1).all()
+
+
+def test_models_after_one_own_step_keep_their_statistics():
+    """The step follows the loss in evaluation mode; one model, or one a client."""
+    task = statistics_task(DIM)
+    one = jaxfl.core.Variables({"w": jnp.ones((1, DIM))}, {"mean": jnp.full((1, DIM), 0.5)})
+    every = jax.tree.map(lambda leaf: jnp.tile(leaf, (CLIENTS, 1)), one)
+    ours, others = (jaxfl.algorithms.after_own_step(task, data(), each, inner_step_size=0.1) for each in (one, every))
+    assert_same(ours, others)
+    np.testing.assert_array_equal(ours.model_state["mean"], every.model_state["mean"])
+    for client in range(CLIENTS):
+        own = np.asarray(data().indices)[client][: SIZES[client]]
+        inputs, labels = np.asarray(data().inputs, np.float64)[own] - 0.5, np.asarray(data().labels)[own]
+        expected = 1 - 0.1 * 2 * inputs.T @ (inputs.sum(axis=1) - labels) / len(own)
+        np.testing.assert_allclose(ours.params["w"][client], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_per_fed_avg_goes_down_the_loss_after_one_step_and_its_batches_differ():
+    """All active, one step on full batches: gradient descent on mean F_i(x - alpha grad F_i(x))."""
+    algorithm = learner("per_fed_avg", active=CLIENTS, steps=1, batch_size=99, inner_step_size=0.05)
+    state = start(algorithm, KEY, data())
+
+    def models(x):
+        return jaxfl.algorithms.after_own_step(TASK, data(), x[None], inner_step_size=0.05)
+
+    def meta(x):
+        padded = jax.vmap(TASK.loss)(models(x), data().inputs[data().indices], data().labels[data().indices])
+        mask = jnp.arange(padded.shape[1], dtype=jnp.int32)[None] < data().sizes[:, None]
+        return (jnp.where(mask, padded, 0).sum(axis=1) / data().sizes.astype(jnp.float32)).mean()
+
+    values = [float(meta(state.params))]
+    for _ in range(30):
+        expected = state.params - STEP_SIZE * jax.jit(jax.grad(meta))(state.params)
+        state, _ = jax.jit(algorithm.round)(KEY, state, data())
+        np.testing.assert_allclose(state.params, expected, atol=1e-5 * float(np.linalg.norm(expected)))
+        values.append(float(meta(state.params)))
+    assert (np.diff(values) < 0).all()
+    draws = jax.jit(learner("per_fed_avg", inner_step_size=0.05).draw)(KEY, state, data())
+    batches = [np.asarray(each.batch_indices) for each in (draws.steps, *draws.more)]
+    assert len(batches) == 3
+    assert all((batches[i] != batches[j]).any() for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_q_fed_avg_moves_by_the_shortened_mean_where_losses_are_equal():
+    """Over 1,000 rounds in float32: all losses are 5 wherever they are taken, and clients differ in their slopes."""
+    slope = jaxfl.from_functions(lambda key: jnp.zeros(DIM), lambda w, x, y: 5.0 + x @ (w - jax.lax.stop_gradient(w)))
+    clients = jaxfl.local_steps(STEPS, batch_size=99, optimizer=optax.sgd(STEP_SIZE), weighting="uniform")
+    algorithm = jaxfl.q_fed_avg(slope, clients=clients, num_active=CLIENTS, fairness=2.0)
+    inputs, indices = np.asarray(data().inputs, np.float64), np.asarray(data().indices)
+    slopes = [inputs[row[:size]].mean(axis=0) for row, size in zip(indices, SIZES, strict=True)]
+    changes = -STEP_SIZE * STEPS * np.array(slopes)
+    moved = changes.mean(axis=0) / (1 + 2.0 * (changes**2).sum(axis=1).mean() / (STEP_SIZE * 5.0))
+    state, infos = run(algorithm, KEY, data(), 1000)
+    error = np.abs(np.float64(state.params) / 1000 - moved).max() / np.abs(moved).max()
+    print(f"q_fed_avg: {error:.1e}")
+    assert error < 1000 * 2**-25  # as for fed_nova
+    np.testing.assert_array_equal(infos.forward_evaluations, np.tile(SIZES, (1000, 1)))
+    assert np.abs(changes.mean(axis=0) - moved).max() > 0.1 * np.abs(moved).max()
+
+
+def test_q_fed_avg_makes_losses_more_equal():
+    """The spread of the clients' losses falls with q."""
+    spreads = []
+    for fairness in (0.0, 2.0):
+        state, _ = run(learner("q_fed_avg", active=CLIENTS, fairness=fairness), KEY, data(), 600)
+        losses = [loss(client, np.float64(state.params)) for client in range(CLIENTS)]
+        spreads.append(np.std(losses) / np.mean(losses))
+    assert spreads[1] < 0.9 * spreads[0]
+
+
+def test_q_fed_avg_refuses_noise():
+    updates = jaxfl.private_updates(clip_norm=0.5, noise=jaxfl.gaussian(0.3))
+    for private in ({"clip_norm": 1.0, "noise": jaxfl.gaussian(0.2)}, {"updates": updates}):
+        with pytest.raises(ArgumentError, match="noise: must be None: losses and norms of updates would be further"):
+            private_learner("q_fed_avg", fairness=1.0, **private)
+
+
 # Off lines: (method, its arguments, bit for bit)
 OFF = [
     ("fed_avgm", {"server_momentum": 0.0}, True),
     ("fed_prox", {"proximal": 0.0}, True),
     ("fed_nova", {"num_steps": np.full(CLIENTS, STEPS)}, False),
+    ("q_fed_avg", {"fairness": 0.0}, True),
+    ("per_fed_avg", {"inner_step_size": 0.0}, True),
+    ("per_fed_avg", {"inner_step_size": 0.0, "hessian": False}, True),
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "same"), OFF, ids=[name for name, *_ in OFF])
+@pytest.mark.parametrize(("name", "options", "same"), OFF)
 def test_switched_off_it_is_fed_avg(name, options, same):
     plain, other = (run(learner(one, **own), KEY, data(), 20)[0] for one, own in (("fed_avg", {}), (name, options)))
     assert_same(plain.params, other.params, **({} if same else {"rtol": 1e-6, "atol": 1e-6}))
@@ -235,6 +374,15 @@ def test_dittos_common_model_is_that_of_fed_avg(task):
         ("fed_dyn", {"proximal": 0.1}, {"weighting": "data"}, "clients: must weigh all clients equally"),
         ("fed_dyn", {"proximal": 0.1}, {"uplink": jaxfl.uplink(links=jaxfl.links(0.5))}, "links: must lose and round"),
         ("fed_adam", {"beta_2": 1.5}, {}, "beta_2: must"),
+        ("apfl", {"share": 1.5}, {}, "share: must"),
+        ("apfl", {}, {"optimizer": optax.adam(0.1)}, "clients: must make steps of SGD or momentum, the same"),
+        ("q_fed_avg", {"fairness": 1.0}, {"optimizer": optax.adam(0.1)}, "clients: must make steps of SGD: L is 1"),
+        (
+            "q_fed_avg",
+            {"fairness": 1.0},
+            {"uplink": jaxfl.uplink(aggregate=MEDIAN)},
+            "uplink: must leave updates.*got a robust",
+        ),
     ],
 )
 def test_refusals(name, options, local, message):
@@ -251,7 +399,20 @@ def private_learner(name, *, updates=None, noise=None, clip_norm=None, **options
     return getattr(jaxfl, name)(TASK, clients=clients, num_active=ACTIVE, uplink=uplink, **options)
 
 
-@pytest.mark.parametrize("name", ["fed_adam", "fed_prox", "scaffold", "fed_nova", "fed_dyn", "ditto"])
+def test_per_fed_avg_refuses_noisy_steps_and_takes_private_updates():
+    with pytest.raises(ArgumentError, match="clients: must neither clip nor add noise: clipping does not bound"):
+        private_learner("per_fed_avg", inner_step_size=0.1, clip_norm=1.0, noise=jaxfl.gaussian(0.2))
+    updates = jaxfl.private_updates(clip_norm=0.5, noise=jaxfl.gaussian(0.3))
+    ours, plain = (
+        private_learner(name, updates=updates, **own)
+        for name, own in (("per_fed_avg", {"inner_step_size": 0.1}), ("fed_avg", {}))
+    )
+    mine, other = (jaxfl.privacy.releases_of(each, data()).each for each in (ours, plain))
+    assert mine == other
+    assert np.isfinite(run(ours, KEY, data(), 5)[0].params).all()
+
+
+@pytest.mark.parametrize("name", ["fed_adam", "fed_prox", "scaffold", "fed_nova", "fed_dyn", "ditto", "apfl"])
 def test_private_rounds_release_what_those_of_fed_avg_do(name):
     """Local noise, and whole clients: the same statement, and corrections act on what was released."""
     options = next(own for method, own, _ in METHODS.values() if method == name)

@@ -60,7 +60,7 @@ def test_every_method_trains(tmp_path, kind):
     lines = {(line["case"], line["round"]): line for line in run_lines(tmp_path / "run")}
     for name in names:
         assert lines[name, 60]["test_loss_average_model"] < lines[name, 0]["test_loss_average_model"], name
-    assert {*SERVER, *GRAPH} == {*METHODS} == {*COMPARED}
+    assert {*SERVER, *GRAPH} == {*METHODS} == {*COMPARED, "q-FedAvg"}
 
 
 def test_a_robust_rule_outlives_an_attack_that_the_mean_does_not(tmp_path):

@@ -99,6 +99,16 @@ def fed_nova(x, active, gradient, state, p, *, num_clients, step, num_steps, mom
     return x - step * effective * total
 
 
+def q_fed_avg(x, active, gradient, state, p, *, num_clients, step, fairness, loss):
+    """arXiv:1905.10497, Algorithm 2 with L = 1 / step; `loss(client, x)` over all its samples."""
+    total, mass = np.zeros_like(x), 0.0
+    for p_i, (i, batches) in zip(p, active, strict=True):
+        u, f = (x - _sgd(x, i, batches, gradient, step)) / step, loss(i, x) + 1e-10
+        total = total + p_i * f**fairness * u
+        mass += p_i * (fairness * f ** (fairness - 1) * float(u @ u) + f**fairness / step)
+    return x - total / mass
+
+
 def fed_dyn(x, active, gradient, state, p, *, num_clients, step, proximal):
     """arXiv:2111.04263, Algorithm 1, with the parentheses of the sum in h."""
     _state(state, h=np.zeros_like(x), q=np.zeros((num_clients, len(x))))
@@ -110,6 +120,67 @@ def fed_dyn(x, active, gradient, state, p, *, num_clients, step, proximal):
         models.append(y)
     state["h"] = state["h"] - proximal / num_clients * sum(y - x for y in models)
     return np.mean(models, axis=0) - state["h"] / proximal
+
+
+def apfl(x, active, gradient, state, p, *, num_clients, step, share, adapts):
+    """arXiv:2003.13461, Algorithm 1; both gradients of a step on one batch."""
+    _state(state, own=np.tile(x, (num_clients, 1)), share=np.full(num_clients, share))
+    models = []
+    for i, batches in active:
+        w, v, a = x, state["own"][i].copy(), state["share"][i]
+        for number, batch in enumerate(batches):
+            slope = gradient(i, a * v + (1 - a) * w, batch)
+            moved = np.clip(a - step * slope @ (v - w), 0, 1)
+            w, v = w - step * gradient(i, w, batch), v - step * a * slope
+            if adapts == "steps" or (adapts == "round" and number == 0):
+                a = moved
+        state["own"][i], state["share"][i] = v, a
+        models.append(w)
+    return sum(p_i * w for p_i, w in zip(p, models, strict=True))
+
+
+def per_fed_avg(x, active, gradient, state, p, *, num_clients, step, inner_step_size, more, curvature, hessian=True):
+    """arXiv:2002.07948, Algorithm 1; `more` are the batches of D and D'', `curvature(client, batch)` the Hessian."""
+    models = []
+    for place, (i, batches) in enumerate(active):
+        w = x
+        for number, batch in enumerate(batches):
+            own = [of_all[place][1][number] for of_all in more]
+            u = gradient(i, w - inner_step_size * gradient(i, w, own[0]), batch)
+            w = w - step * (u - inner_step_size * curvature(i, own[1]) @ u if hessian else u)
+        models.append(w)
+    return sum(p_i * w for p_i, w in zip(p, models, strict=True))
+
+
+class Feedback:
+    """What clients send: arXiv:1809.07599; arXiv:2106.05203, Algorithm 2; a momentum. `kept` is e, g or m."""
+
+    def __init__(self, num_clients, dim, kind, count, momentum):
+        self.kept, self.server, self.kind = np.zeros((num_clients, dim)), np.zeros(dim), kind
+        self.count, self.momentum = count, momentum
+
+    def _compressed(self, vector, scores):
+        places = np.argsort(-(np.abs(vector) if scores is None else scores), kind="stable")[: self.count]
+        return np.where(np.isin(np.arange(len(vector)), places), vector, 0)
+
+    def round(self, active, changes, scores):
+        """The server's change; `scores` (c, d) say which numbers stay, None: the largest."""
+        messages = []
+        for place, (i, change) in enumerate(zip(active, changes, strict=True)):
+            own = None if scores is None else scores[place]
+            if self.kind == "error feedback":
+                messages.append(self._compressed(self.kept[i] + change, own))
+                self.kept[i] += change - messages[-1]
+            elif self.kind == "ef21":
+                messages.append(self._compressed(change - self.kept[i], own))
+                self.kept[i] += messages[-1]
+            else:
+                self.kept[i] = self.momentum * self.kept[i] + (1 - self.momentum) * change
+                messages.append(self.kept[i].copy())
+        if self.kind == "ef21":
+            self.server = self.server + np.sum(messages, axis=0) / len(self.kept)
+            return self.server
+        return np.mean(messages, axis=0)
 
 
 def ditto(x, active, gradient, state, p, *, num_clients, step, proximal, own_batches):

@@ -6,7 +6,8 @@ count as lost. A round with fewer updates than a mean needs is void: it leaves t
 
 Coordinate median, trimmed mean: Yin, Chen, Ramchandran, Bartlett, ICML 2018, arXiv:1803.01498. Krum, multi-Krum:
 Blanchard, El Mhamdi, Guerraoui, Stainer, NeurIPS 2017, arXiv:1703.02757. Geometric median: Pillutla, Kakade,
-Harchaoui, IEEE TSP 2022, arXiv:1912.13445, Algorithm 2. ALIE: Baruch, Baruch, Goldberg, NeurIPS 2019, arXiv:1902.06156.
+Harchaoui, IEEE TSP 2022, arXiv:1912.13445, Algorithm 2. Centered clipping: Karimireddy, He, Jaggi, ICML 2021,
+arXiv:2012.10333. ALIE: Baruch, Baruch, Goldberg, NeurIPS 2019, arXiv:1902.06156.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ class Aggregate(NamedTuple):
     """A robust mean."""
 
     least: int  # updates below which a round is void
-    combine: Callable[[Array, Array], Array]  # (updates (c, d), arrived (c,)) -> (d,); rows that are lost are 0
+    combine: Callable[..., Array]  # (updates (c, d), arrived (c,), last result (d,)) -> (d,); rows that are lost are 0
+    keeps: bool = False  # whether `combine` reads the last result, 0 at first; else it is None
 
 
 class AttackDraws(NamedTuple):
@@ -79,12 +81,12 @@ def trimmed_mean(num_trimmed: int) -> Aggregate:
         - f arbitrary values leave the mean within the range of the others.
 
     Examples:
-        >>> trimmed_mean(1).combine(jnp.array([[1.0], [2.0], [9.0], [4.0]]), jnp.ones(4, bool)).tolist()
+        >>> trimmed_mean(1).combine(jnp.array([[1.0], [2.0], [9.0], [4.0]]), jnp.ones(4, bool), None).tolist()
         [3.0]
     """
     check.at_least(0, num_trimmed=num_trimmed)
 
-    def combine(updates, arrived):
+    def combine(updates, arrived, last):
         count, place = arrived.sum(dtype=jnp.int32), jnp.arange(len(updates), dtype=jnp.int32)[:, None]
         kept = (place >= num_trimmed) & (place < count - num_trimmed)
         total = jnp.where(kept, _in_order(updates, arrived), 0).sum(axis=0)
@@ -96,7 +98,7 @@ def trimmed_mean(num_trimmed: int) -> Aggregate:
 def coordinate_median() -> Aggregate:
     """Median of each coordinate, the mean of the two middle values where their number is even."""
 
-    def combine(updates, arrived):
+    def combine(updates, arrived, last):
         in_order, count = _in_order(updates, arrived), jnp.maximum(arrived.sum(dtype=jnp.int32), 1)
         return (in_order[(count - 1) // 2] + in_order[count // 2]) / 2
 
@@ -127,7 +129,7 @@ def multi_krum(num_attackers: int, *, num_kept: int) -> Aggregate:
     check.at_least(0, num_attackers=num_attackers)
     check.at_least(1, num_kept=num_kept)
 
-    def combine(updates, arrived):
+    def combine(updates, arrived, last):
         slots = jnp.arange(len(updates), dtype=jnp.int32)
 
         def score(own):
@@ -156,7 +158,7 @@ def geometric_median(num_iterations: int = 8, *, guard: float | Array = 1e-6) ->
     check.at_least(1, num_iterations=num_iterations)
     check.positive(guard=guard)
 
-    def combine(updates, arrived):
+    def combine(updates, arrived, last):
         present = arrived.astype(updates.dtype)
 
         def mean(weights):
@@ -186,6 +188,37 @@ def sign_flip(attackers: Sequence[int] | int, *, scale: float | Array = 1.0) -> 
         - attackers that are drawn are the same in all rounds, and in all runs of a base key.
     """
     return Attack(_attackers(attackers), lambda updates, honest, normal: -scale * updates, False)
+
+
+def centered_clipping(clip_norm: float | Array, *, num_iterations: int = 1) -> Aggregate:
+    """The last round's result v, moved by the mean of the updates' clipped distances from it.
+
+    v <- v + (1 / c) sum (Delta_i - v) min(1, tau / |Delta_i - v|), from v = 0 in the first round. The paper's proof
+    needs clients that send a momentum: `jaxfl.uplink(aggregate=..., feedback=client_momentum(0.9))`.
+
+    Args:
+        clip_norm: tau, positive, of the size of honest distances; may be traced. A very large one gives the mean.
+        num_iterations: 1 to 5.
+
+    Guarantees:
+        - an iteration moves v by at most tau.
+    """
+    check.at_least(1, num_iterations=num_iterations)
+    check.clip_norm(clip_norm=clip_norm)
+
+    def combine(updates, arrived, last):
+        count = jnp.maximum(arrived.sum(dtype=jnp.int32), 1).astype(updates.dtype)
+        radius = jnp.asarray(clip_norm, updates.dtype)
+
+        def nearer(_, center):
+            apart = updates - center[None]
+            distances = root(jnp.sum(apart**2, axis=1))
+            weights = jnp.where(arrived, radius / jnp.maximum(distances, radius), 0)
+            return center + jnp.matmul(weights, apart, precision="highest") / count
+
+        return jax.lax.fori_loop(0, num_iterations, nearer, last)
+
+    return Aggregate(1, combine, keeps=True)
 
 
 @constructor

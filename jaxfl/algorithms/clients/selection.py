@@ -22,6 +22,7 @@ keeps its statement by size. A choice by loss shows something of the rows, witho
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -78,7 +79,8 @@ class Selection(NamedTuple):
         """Take the clients of a round, (c,), int32, ascending, and their rows of what was drawn, leaves (d, ...)."""
         if self.num_candidates is None:
             return drawn, of_drawn
-        places = jnp.sort(jax.lax.top_k(mean_losses(task, data, model, drawn), num_active)[1])
+        losses, _ = over_nodes(partial(own_loss, task, data, model), task.node_loop)(drawn)
+        places = jnp.sort(jax.lax.top_k(losses, num_active)[1])
         return jax.tree.map(lambda leaf: leaf[places], (drawn, of_drawn))
 
     def counted(self, info: Info, data: FederatedData, drawn: Array, bits_down: float) -> Info:
@@ -128,24 +130,21 @@ def by_loss(num_candidates: int, *, candidates: Literal["uniform", "by_size"] = 
     return Selection(candidates == "by_size", num_candidates)
 
 
-def mean_losses(task: Task, data: FederatedData, model: Variables, clients: Array) -> Array:
-    """Mean loss of a model over all samples of each of these clients, (d,), from blocks of at most 256 samples.
+def own_loss(task: Task, data: FederatedData, model: Variables, client: Array) -> tuple[Array, Array]:
+    """The mean loss of a model over all samples of a client, from blocks of at most 256, and their number, ().
 
     Args:
-        model: one for all, leaves (*leaf).
-        clients: (d,), int32.
+        model: leaves (*leaf), in evaluation mode.
+        client: (), int32.
     """
     positions = jnp.arange(data.max_size, dtype=jnp.int32)
-    places, mask = samples_of(data, clients, jnp.broadcast_to(positions, (len(clients), 1, data.max_size)))
+    places, mask = samples_of(data, client[None], positions[None, None])
     variables = evaluated(task, *model)
 
     def of_block(rows, weights):
         losses = sample_losses(task, variables, data.inputs[rows], data.labels[rows])
         return jnp.sum(weights.astype(losses.dtype) * losses), ()
 
-    def of_client(samples):
-        rows, is_held = samples
-        total = in_blocks(of_block, rows, is_held.astype(number_type(model.params)))[0]
-        return total / is_held.sum().astype(total.dtype)
-
-    return over_nodes(of_client, task.node_loop)((places[:, 0], mask[:, 0]))
+    total = in_blocks(of_block, places[0, 0], mask[0, 0].astype(number_type(model.params)))[0]
+    count = mask.sum(dtype=jnp.int32)
+    return total / count.astype(total.dtype), count

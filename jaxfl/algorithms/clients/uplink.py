@@ -7,6 +7,7 @@ server adds
     over links              the same with the rounded Q(Delta_i), over those that arrive; 0 where none does
     private updates         (sum clipped Q(Delta_i)[e] + noise) / E_e,    E_e: how many are expected to hold e, public
     a robust mean           what `clients/robust.py` makes of those Q(Delta_i) that arrive and are finite
+    feedback                the same of what `clients/feedback.py` sends for Delta_i
 
 Updates are rounded, not parameters, because many quantizers are finer near 0. A model state travels with its update, in
 32 bits a number. With private updates, a lost update counts as zero and E_e stays the same. Noise is added in every
@@ -24,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.clients.feedback import Feedback, check_feedback
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
 from jaxfl.algorithms.clients.robust import Aggregate, Attack, AttackDraws
@@ -33,7 +35,7 @@ from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
 from jaxfl.channel.links import PLAIN as PLAIN_LINKS
 from jaxfl.core import ArgumentError, Array, Info, Key, PyTree, Task, Variables
 from jaxfl.core.info import Count, Discarded, Fatal, plain
-from jaxfl.core.tree import along_nodes, norm, number_type, weighted_sum
+from jaxfl.core.tree import along_nodes, norm, number_type, replicate, weighted_sum
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
 from jaxfl.privacy.mechanisms import require_own_noise
 
@@ -46,6 +48,17 @@ class UplinkDraws(NamedTuple):
     links: LinkDraws = LinkDraws(None, None)  # of all n clients
     noise: PyTree | None = None  # like the parameters; None without private updates
     attack: AttackDraws | None = None  # None without attackers
+    compressed: Any = None  # what the compressor draws for the active clients; None where it draws nothing
+
+
+class Kept(NamedTuple):
+    """What is kept of updates between rounds; () where nothing is."""
+
+    clients: PyTree = ()  # leaves (n, *leaf), 0 at first
+    server: PyTree = ()  # the last change, leaves (*leaf), 0 at first
+
+
+_NOTHING = Kept()
 
 
 class Updates(NamedTuple):
@@ -78,6 +91,7 @@ class Received(NamedTuple):
     weights: Array  # (c,), float32, of the losses
     total: Array  # (), float32, by which the weights are divided
     counts: dict[str, Count]  # (c,), int32
+    kept: Kept = _NOTHING  # after the round
 
     @property
     def loss(self) -> Array:
@@ -92,30 +106,44 @@ class Uplink(NamedTuple):
         updates: rule by which updates are clipped and released with noise, and clients drawn independently; None: none.
         aggregate: robust mean of the updates; None: their weighted mean.
         selection: how the clients of a round are chosen where updates are not private.
+        feedback: what clients send in place of their changes; None: these.
         bits: of one number of an update; a number of the model state takes 32.
         check: (task, clients, holds_parts=False, keeps_sums=False) -> None; raises for a task or clients that private
             updates do not protect, for noise of pairs where clients hold parts of the model, and for links that lose or
             round where server and clients keep what must move by the same updates.
-        init: (key, params, number of clients) -> None; raises for params that are not of the noise's type, or links of
-            another number of clients.
+        init: (key, params, number of clients) -> `Kept`; raises for params that are not of the noise's type, or links
+            of another number of clients.
         draw: (key, round index, params, number of clients, number of active ones, () -> active clients (k,) where
             they are not drawn independently) -> (active (c,), `UplinkDraws`).
-        send: (draws, active (c,), weights (c,), losses (c,), the server's `Variables`, `Updates`) -> `Received`.
+        send: (draws, active (c,), weights (c,), losses (c,), the server's `Variables`, `Updates`, kept=`Kept`) ->
+            `Received`.
     """
 
     updates: PrivateUpdates | None
     aggregate: Aggregate | None
     selection: Selection
+    feedback: Feedback | None
     bits: float
     check: Callable[..., None]
-    init: Callable[[Key, PyTree, int], None]
+    init: Callable[[Key, PyTree, int], Kept]
     draw: Callable[..., tuple[Array, UplinkDraws]]
-    send: Callable[[Any, Array, Array, Array, Variables, Updates], Received]
+    send: Callable[..., Received]
 
     @property
     def is_private(self) -> bool:
         """True where updates are clipped and released with noise."""
         return self.updates is not None
+
+    @property
+    def more_than_mean(self) -> str:
+        """What makes the server's change more than the weighted mean of the changes that arrive; "" for nothing."""
+        kinds = {"private updates": self.updates, "a robust mean": self.aggregate, "feedback": self.feedback}
+        return next((name for name, kind in kinds.items() if kind is not None), "")
+
+    def message_bits(self, num_params: int) -> float:
+        """Bits of an update of the whole model."""
+        compressor = None if self.feedback is None else self.feedback.compressor
+        return self.bits * num_params if compressor is None else compressor.bits(num_params)
 
 
 def uplink(
@@ -125,6 +153,7 @@ def uplink(
     aggregate: Aggregate | None = None,
     attack: Attack | None = None,
     selection: Selection | None = None,
+    feedback: Feedback | None = None,
 ) -> Uplink:
     """The way by which clients' updates reach their server.
 
@@ -138,6 +167,8 @@ def uplink(
             `sign_flip(2)`, which draws them.
         selection: how the clients of a round are chosen, such as `jaxfl.algorithms.by_size()` or `by_loss(20)`. None:
             uniformly, or independently where updates are private.
+        feedback: what clients send and keep, such as `jaxfl.algorithms.ef21(jaxfl.channel.top_k(0.1))`, with whole
+            updates only. Links, robust means and attacks go with `client_momentum` only, private updates with none.
 
     Returns:
         The argument `uplink` of algorithms with a server.
@@ -157,13 +188,21 @@ def uplink(
         raise ArgumentError("links", "must be None where pairs of clients share noise, which cancels", found, remedy)
     if updates is not None and aggregate is not None:
         found, remedy = "got private updates", "Leave them out: noise of local steps goes with robust means."
-        raise ArgumentError(
-            "updates", "must be None with a robust mean, which is no sum of clipped parts", found, remedy
-        )
+        requirement = "must be None with a robust mean, which is no sum of clipped parts"
+        raise ArgumentError("updates", requirement, found, remedy)
     if updates is not None and selection is not None:
         requirement = "must be None where updates are private: their epsilon is that of equal, independent chances"
         found, remedy = f"got by_{'size' if selection.num_candidates is None else 'loss'}", "Leave it out."
         raise ArgumentError("selection", requirement, found, remedy)
+    compressor = None if feedback is None else feedback.compressor
+    if feedback is not None and updates is not None:
+        found, remedy = "got private updates", "Leave feedback out, or add noise to local steps."
+        requirement = "must be None with feedback: what a client sends depends on its earlier rounds"
+        raise ArgumentError("updates", requirement, found, remedy)
+    others = {"links": links, "aggregate": aggregate, "attack": attack}
+    if compressor is not None and (found := ", ".join(name for name, other in others.items() if other is not None)):
+        requirement = "must come without links, a robust mean and attackers: what client and server keep would part"
+        raise ArgumentError("feedback", requirement, f"got {found}", "Leave them out, or pass client_momentum(...).")
     links, chosen = links or PLAIN_LINKS, selection or Selection()
     attack = None if attack is None or attack.num_attackers == 0 else attack
 
@@ -178,6 +217,8 @@ def uplink(
             raise ArgumentError("attack", "must be None where more than whole updates counts", found, remedy)
         chosen.check(clients, holds_parts)
         noise = clients.noise
+        if feedback is not None:
+            check_feedback(feedback, clients, holds_parts or keeps_sums)
         if noise is not None and noise.distribution == "summed_gaussian" and (holds_parts or not links.is_plain):
             requirement = "must reach the server in one sum of whole updates, which no link loses or rounds"
             found, remedy = "got noise of sums", "Pass jaxfl.shared_gaussian, or leave links and parts out."
@@ -193,24 +234,36 @@ def uplink(
         if updates is not None:
             jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
         jax.eval_shape(partial(links.draw_to_server, key, 0, num_nodes))  # which refuses links that do not fit
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        keeps = (feedback is not None and feedback.adds) or (aggregate is not None and aggregate.keeps)
+        return Kept(() if feedback is None else replicate(zeros, num_nodes), zeros if keeps else ())
 
     def draw(key, round_index, params, num_nodes, num_active, choose):
         of_links = links.draw_to_server(key, round_index, num_nodes)
         of_attack = None if attack is None else attack.draw(key, round_index, num_nodes)
         if updates is None:
-            return choose(), UplinkDraws(links=of_links, attack=of_attack)
+            active, drawn = choose(), None
+            if compressor is not None:
+                messages = jax.eval_shape(partial(replicate, num_nodes=num_nodes), params)
+                drawn = compressor.draw(key, round_index, messages, active)
+            return active, UplinkDraws(links=of_links, attack=of_attack, compressed=drawn)
         who = updates.draw(key, round_index, num_active, num_nodes)
         noise = updates.draw_noise(key, round_index, params)
         return who.active, UplinkDraws(who.is_active, who.overflow, of_links, noise, of_attack)
 
-    def send(draws: Any, active, weights, losses, before, clients):
+    def send(draws: Any, active, weights, losses, before, clients, kept=_NOTHING):
         shares, counts, any_arrived = weights / weights.sum(), {}, jnp.bool_(True)
-        is_plain = links.is_plain and updates is None and aggregate is None and attack is None
+        is_plain = links.is_plain and updates is None and aggregate is None and attack is None and feedback is None
         if clients.mean is not None and is_plain:
             model = clients.mean(weights)
             change = jax.tree.map(jnp.subtract, model.params, before.params)
             return Received(model, change, any_arrived, shares, losses, weights, weights.sum(), counts)
-        changes = clients.changes()
+        changes, last = clients.changes(), kept.server
+        if feedback is not None:
+            rows = jax.tree.map(lambda of_all: of_all[active], kept.clients)
+            sent, rows = feedback.send(changes.params, rows, draws.compressed)
+            changes = Variables(sent, changes.model_state)
+            kept = Kept(jax.tree.map(lambda of_all, row: of_all.at[active].set(row), kept.clients, rows), last)
         is_present = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
         counts_now = is_present
         if attack is not None:
@@ -226,7 +279,8 @@ def uplink(
             flat, restore = _flat(changes.params)
             finite = jnp.isfinite(norm(changes.params))
             counts_now, lost = counts_now & finite, counts_now & ~finite
-            mean = aggregate.combine(jnp.where(counts_now[:, None], flat, 0), counts_now)
+            center = _flat(jax.tree.map(lambda leaf: leaf[None], last))[0][0] if aggregate.keeps else None
+            mean = aggregate.combine(jnp.where(counts_now[:, None], flat, 0), counts_now, center)
             num_arrived = counts_now.sum(dtype=jnp.int32)
             is_valid = num_arrived >= aggregate.least
             addition = restore(jnp.where(is_valid, mean, 0))
@@ -236,14 +290,21 @@ def uplink(
             }
             model = Variables(jax.tree.map(jnp.add, before.params, addition), before.model_state)  # which is empty
             shares = _quotient(counts_now.astype(weights.dtype), num_arrived.astype(weights.dtype))
-            return Received(model, addition, is_valid, shares, losses, weights, weights.sum(), counts)
+            if aggregate.keeps:
+                kept = Kept(kept.clients, jax.tree.map(partial(jnp.where, is_valid), addition, last))
+            return Received(model, addition, is_valid, shares, losses, weights, weights.sum(), counts, kept)
         if updates is None:
             masses = jnp.where(counts_now, weights, 0)
             # A product with 0 would keep NaN and infinity.
             clean = jax.tree.map(lambda leaf: jnp.where(along_nodes(counts_now, leaf), leaf, 0), changes)
             addition = jax.tree.map(_quotient, weighted_sum(masses, clean), clients.holders(masses))
+            if feedback is not None and feedback.adds:
+                share = len(active) / jax.tree.leaves(kept.clients)[0].shape[0]
+                addition = addition._replace(params=jax.tree.map(lambda d, q: d + share * q, last, addition.params))
+                kept = Kept(kept.clients, addition.params)
             model, shares = jax.tree.map(jnp.add, before, addition), _quotient(masses, masses.sum())
-            return Received(model, addition.params, counts_now.any(), shares, losses, weights, weights.sum(), counts)
+            arrived = counts_now.any()
+            return Received(model, addition.params, arrived, shares, losses, weights, weights.sum(), counts, kept)
         clipped_sum = updates.sum(changes.params, counts_now)
         addition = jax.tree.map(_quotient, updates.noise.release(clipped_sum.total, draws.noise), clients.expected)
         return Received(
@@ -257,7 +318,7 @@ def uplink(
             counts=counts | clipped_sum.counts,
         )
 
-    return Uplink(updates, aggregate, chosen, links.bits, check, init, draw, send)
+    return Uplink(updates, aggregate, chosen, feedback, links.bits, check, init, draw, send)
 
 
 PLAIN = uplink()

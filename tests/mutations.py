@@ -177,7 +177,7 @@ jaxfl/channel/compress.py: jnp.abs(flat) => flat
 jaxfl/algorithms/clients/feedback.py: scale(1 - beta, changes) => changes
 jaxfl/algorithms/clients/feedback.py: jax.tree.map(jnp.add, kept, sent) => jax.tree.map(jnp.add, changes, sent)
 jaxfl/algorithms/clients/uplink.py: lambda d, q: d + share * q => lambda d, q: d + q
-[tests/algorithms/test_server_methods.py -k 'papers_lines and (apfl or q_fed or per_fed)']
+[tests/algorithms/test_server_methods.py -m 'slow or not slow' -k 'papers_lines and (apfl or q_fed or per_fed)']
 jaxfl/algorithms/apfl.py: scale(a, of_mixed.gradient) => of_mixed.gradient
 jaxfl/algorithms/q_fed_avg.py: fairness * (at.shares => (at.shares
 jaxfl/algorithms/per_fed_avg.py: (outer.gradient,) => (inner,)

@@ -400,7 +400,7 @@ REGISTRY: dict[str, Row] = {
     "q_fed_avg": Row(
         q_fed_avg,
         _with_server(
-            fairness=0.7,
+            fairness=0.1,
             centralized={n: {"num_active": n, "num_local_steps": 1, "fairness": 0.0} for n in examples.ALL},
             refused=[({"fairness": -0.1}, "fairness: must be non-negative")],
         ),
@@ -424,7 +424,12 @@ REGISTRY: dict[str, Row] = {
     "apfl": Row(
         apfl,
         _with_server(
-            share=0.4, relabeled=_relabeled_memory, refused=[({"adapts": "rounds"}, "adapts: must be one of steps")]
+            share=0.4,
+            centralized={
+                n: {"num_active": n, "num_local_steps": 1, "share": 0.0, "adapts": "never"} for n in examples.ALL
+            },
+            relabeled=_relabeled_memory,
+            refused=[({"adapts": "rounds"}, "adapts: must be one of steps")],
         ),
         sends=_TO_SERVER,
     ),

@@ -229,7 +229,9 @@ def test_a_schedule_over_rounds_is_a_function_of_the_round():
     assert moves == {1: [1.0, 0.5, 0.25], 2: [1.5, 1.5, 1.5]}
 
 
-@pytest.mark.parametrize(("name", "near"), [("FedAvg", "fed_avg?"), ("PushSum", "push_sum?"), ("apfl", "coming_from")])
+@pytest.mark.parametrize(
+    ("name", "near"), [("FedAvg", "fed_avg?"), ("PushSum", "push_sum?"), ("Bulyan", "coming_from")]
+)
 def test_a_name_of_another_library_is_pointed_on(name, near):
     with pytest.raises(AttributeError, match=f"no attribute '{name}'.*{near.rstrip('?')}"):
         getattr(jaxfl, name)

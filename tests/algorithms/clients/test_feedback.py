@@ -60,7 +60,6 @@ def changes_of(state, draws):
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.quick_cases(2)
 def test_follows_the_papers_lines(name):
     """Thirty rounds in which six of sixteen take part: messages from the lines, in float64, on the engine's changes."""
     algorithm, kind = learner(KINDS[name]), name.split(",")[0]

@@ -42,6 +42,7 @@ from jaxfl.algorithms.export import register_for_export as register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg as fed_avg
 from jaxfl.algorithms.fed_nova import fed_nova as fed_nova
 from jaxfl.algorithms.gradient_tracking import gradient_tracking as gradient_tracking
+from jaxfl.algorithms.k_gt import k_gt as k_gt
 from jaxfl.algorithms.momentum_gossip import d_sgdm as d_sgdm
 from jaxfl.algorithms.momentum_gossip import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation as output_perturbation

@@ -32,6 +32,7 @@ UPDATES = jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(0.1), num_ro
 PRIVATELY = jaxfl.uplink(updates=UPDATES)
 CONSTANTS = jaxfl.private_constants(3, clip_norm=1.0, loss_bound=1.0, noise_multiplier=1.0)
 COMPONENTS = [
+    ("d_psgd", {"links": jaxfl.links(0.6, recovery=0.3)}),
     ("push_sum", {"gradient": lambda **options: saga(sampler=poisson(2), **options)}),
     ("fed_avg", {"clients": PRIVATE, "uplink": PRIVATELY}),
     ("embracing", {"clients": UNIFORM, "uplink": PRIVATELY}),

@@ -51,6 +51,7 @@ from jaxfl.algorithms.perturbed_gossip import perturbed_gossip as perturbed_goss
 from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum
 from jaxfl.algorithms.push_sum import theory_step_size as theory_step_size
+from jaxfl.algorithms.robust_neighbors import clipped_gossip as clipped_gossip
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking as atc_tracking
 from jaxfl.algorithms.tracking_over_graphs import diging as diging
 from jaxfl.algorithms.tracking_over_graphs import gt_saga as gt_saga

@@ -10,7 +10,7 @@ A round k has M exchanges, at the places kM, ..., kM + M - 1 of the graph's peri
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +32,14 @@ class Exchange(NamedTuple):
     """The way of messages between neighbors, made by `exchange`."""
 
     keeps_ones: bool  # values of one stay one exactly
-    draw: Callable[[Key, Array], LinkDraws]  # (key, round index) -> losses and rounding, (M, ...) for M > 1
+    draw: Callable[[Key, Array], Any]  # (key, round index) -> losses and rounding, `LinkDraws`, (M, ...) for M > 1
     # (draws, fn, operands, round index) -> (mixtures of both trees fn(*operands), the second never rounded; numbers as
     # below). An elementwise `fn` is computed while mixing.
     send_result: Callable[..., tuple[tuple[PyTree, PyTree], dict[str, Array]]]
     # (tree, rounds completed) -> the tree after the final exchanges, over links that lose and round nothing
     finish: Callable[[PyTree, Array], PyTree]
 
-    def send(self, draws: LinkDraws, tree: PyTree, round_index: Array) -> tuple[PyTree, dict[str, Array]]:
+    def send(self, draws: Any, tree: PyTree, round_index: Array) -> tuple[PyTree, dict[str, Array]]:
         """Return the mixture of a tree (n, *leaf), and bits and counts (n,) of its messages by name, lost ones, too."""
         (mixture, _), numbers = self.send_result(draws, lambda tree: (tree, ()), (tree,), round_index)
         return mixture, numbers

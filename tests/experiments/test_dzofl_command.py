@@ -179,7 +179,7 @@ class TestLinks:
     def test_losses_come_in_the_bursts_that_recovery_says(self, tmp_path, capsys):
         options = f"{SMALL} --rounds 60 --method DZOFL --links given --success 0.9"
         ended = run(f"{options} --recovery 0.05", tmp_path / "run")
-        assert "arrives with probability 0.333 to 0.333, mean 0.333, or is lost, in bursts of 20 rounds" in ended.printed
+        assert "probability 0.333 to 0.333, mean 0.333, or is lost, in bursts of 20 rounds" in ended.printed
         lost = sum(line["lost_messages"] for line in run_lines(ended.folder) if line["round"])
         assert lost > 2 * 0.1 * 60 * 5
         for other in ("--method FedAvg --links given", "--links perfect"):

@@ -1,5 +1,7 @@
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd as a_dp2_sgd
 from jaxfl.algorithms.ab import ab as ab
+from jaxfl.algorithms.activation import cyclic_activation as cyclic_activation
+from jaxfl.algorithms.activation import random_activation as random_activation
 from jaxfl.algorithms.adaptive_servers import fed_adagrad as fed_adagrad
 from jaxfl.algorithms.adaptive_servers import fed_adam as fed_adam
 from jaxfl.algorithms.adaptive_servers import fed_avgm as fed_avgm

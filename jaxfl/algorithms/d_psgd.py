@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl.algorithms.activation import Activation, check_activation, if_awake, info_of_awake
 from jaxfl.algorithms.clients.robust import Aggregate, Attack
 from jaxfl.algorithms.exchange import exchange, keeps_sum, plus_seeds
 from jaxfl.algorithms.node_steps import node_steps
@@ -102,6 +103,7 @@ def d_psgd(
     num_final_mixings: int = 0,
     aggregate: Aggregate | ClippedGossip | None = None,
     attack: Attack | None = None,
+    activation: Activation | None = None,
 ) -> Algorithm:
     """Decentralised parallel SGD.
 
@@ -125,6 +127,9 @@ def d_psgd(
             `jaxfl.algorithms.clipped_gossip(1.0)`, or a robust mean such as `trimmed_mean(1)`, where they weigh alike
             and the mean of the nodes moves. It takes one exchange a round, and no noise that pairs share.
         attack: what some nodes send in place of x, such as `jaxfl.algorithms.sign_flip([0, 3])`.
+        activation: nodes that sleep in some rounds, such as `jaxfl.algorithms.random_activation(0.5)`, which lowers no
+            epsilon. Where W is symmetric the mean of the nodes then moves by the steps of those that are awake only.
+            None: all are awake. Not with a gradient table, noise that pairs share, a robust mean or attackers.
 
     Returns:
         An `Algorithm`; the loss of its info is taken at the parameters before the round.
@@ -157,11 +162,17 @@ def d_psgd(
     loses_sum = not keeps_sum(graph, links)
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=loses_sum)
     estimator = mini_batch() if gradient is None else gradient
+    check_activation(activation, estimator, noise, graph.num_nodes)
     attack = None if attack is None or len(attack.attackers) == 0 else attack
     if aggregate is None and attack is None:
-        way = exchange(graph, links, num_mixings=num_mixings, num_final_mixings=num_final_mixings)
+        way = exchange(
+            graph, links, num_mixings=num_mixings, num_final_mixings=num_final_mixings, activation=activation
+        )
     else:
         require_own_noise("a robust mean does not cancel it", noise=noise.distribution)
+        if activation is not None:
+            found, remedy = "got a robust mean or attackers", "Leave activation out."
+            raise ArgumentError("activation", "must be None with aggregate or attack", found, remedy)
         if (num_mixings, num_final_mixings) != (1, 0):
             found, remedy = f"got {num_mixings} and {num_final_mixings}", "Leave num_mixings and num_final_mixings out."
             requirement = "must be one exchange a round, and none after the last, with aggregate or attack"
@@ -191,9 +202,11 @@ def d_psgd(
         noisy = released(noise, estimate, draws.noise)
         direction, memory, step = steps_of_round(noisy, state.optimizer, state.params, k)
         mixture, sent = way.send(draws.links, state.params, k)
-        params = step(mixture, direction)
+        awake = None if activation is None else draws.links.awake
+        new, old = (step(mixture, direction), estimator_state, memory), (state.params, state.gradient, state.optimizer)
+        params, estimator_state, memory = if_awake(awake, new, old)
         new_state = State(params=params, gradient=estimator_state, round_index=k + 1, optimizer=memory)
-        return new_state, info.plus(plus_seeds(sent, noise.secrets, k))
+        return new_state, info_of_awake(awake, info).plus(plus_seeds(sent, noise.secrets, k))
 
     def node_params(state):
         return evaluated(task, way.finish(state.params, state.round_index), state.gradient)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl.algorithms.activation import Activation, check_activation, if_awake, info_of_awake
 from jaxfl.algorithms.exchange import exchange, keeps_sum, message_bits, plus_seeds
 from jaxfl.algorithms.releases import of_noisy_gradients
 from jaxfl.channel import LinkDraws, Links
@@ -111,6 +112,7 @@ def by_rule(
     noise: NoiseMechanism | None,
     links: Links | None,
     num_mixings: int = 1,
+    activation: Activation | None = None,
 ) -> Algorithm:
     """Make a method over a graph from its rule; the arguments and what is refused are those of `d_sgdm`.
 
@@ -132,8 +134,11 @@ def by_rule(
     check.per_node(num_nodes, noise=noise.noise_scale)
     require_kept_sum(noise, num_nodes, is_linear=True, loses_sum=not keeps_sum(graph, links))
     estimator = mini_batch() if gradient is None else gradient
+    check_activation(activation, estimator, noise, num_nodes)
     # What is rounded is z, and not u: the exchange below gets rounded values.
-    way = exchange(graph, links._replace(quantizer=None), num_mixings=num_mixings, first_bits=links.bits)
+    way = exchange(
+        graph, links._replace(quantizer=None), num_mixings=num_mixings, first_bits=links.bits, activation=activation
+    )
 
     def steps_of(k):
         return k * num_steps + jnp.arange(num_steps, dtype=jnp.int32)  # keys of each step
@@ -161,7 +166,7 @@ def by_rule(
         )
 
     def update(state, data, draws):
-        k, sent, draws_of_links = state.round_index, [], iter(draws.links)
+        k, sent, draws_of_links, awake = state.round_index, [], iter(draws.links), draws.links[0][0].awake
         gamma = at_round(step_size, k, state.params)
 
         def directed(x, kept, of_gradient, of_noise, place):
@@ -184,6 +189,7 @@ def by_rule(
         def apart(tree, sends=None, bits=None):
             arrivals, rounding = next(draws_of_links)
             messages, counts = links.send(tree, rounding)
+            counts = counts if awake is None else {name: jnp.where(awake, one, 0) for name, one in counts.items()}
             around_zero = _less_mean(messages)
             mixture, numbers = way.send(arrivals, around_zero, k)
             difference = jax.tree.map(jnp.subtract, around_zero, mixture)
@@ -194,9 +200,10 @@ def by_rule(
             return difference
 
         this = Round(round_index=k, step_size=gamma, draws=draws.rule, apart=apart)
-        params, memory = rule.step(state.params, state.memory, total, this)
+        new = (*rule.step(state.params, state.memory, total, this), kept)
+        params, memory, kept = if_awake(awake, new, (state.params, state.memory, state.gradient))
         numbers = functools.reduce(lambda one, other: {name: one[name] + other[name] for name in one}, sent)
-        info = info.plus(plus_seeds(numbers, noise.secrets, k))
+        info = info_of_awake(awake, info).plus(plus_seeds(numbers, noise.secrets, k))
         return State(params=params, memory=memory, gradient=kept, round_index=k + 1), info
 
     def node_params(state):

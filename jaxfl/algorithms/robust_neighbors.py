@@ -45,9 +45,7 @@ DISCARDED_MESSAGES = "discarded_messages"
 class ClippedGossip(NamedTuple):
     """Mixing whose differences are clipped, made by `clipped_gossip`."""
 
-    radius: (
-        float | np.ndarray | Array | Callable[[Array], Array] | None
-    )  # tau: (), (n,) or a schedule; None clips nothing
+    radius: float | Array | Callable[[Array], Array] | None  # tau: (), (n,) or a schedule; None clips nothing
 
 
 class Draws(NamedTuple):
@@ -124,7 +122,7 @@ def robust_exchange(
         flatten, unflatten = flattener(jax.tree.map(lambda leaf: leaf[0], tree))
         messages, overflows = links.send(tree, draws.links.rounding)
         numbers: dict[str, Any] = {**overflows}
-        own, arrived = flatten(messages), draws.links.arrived
+        own, arrived = flatten(messages).astype(number_type(tree)), draws.links.arrived
         sent, everywhere = own, jnp.ones((num_nodes, num_nodes), bool)
         if attack is not None:
             hostile = jnp.isin(jnp.arange(num_nodes, dtype=jnp.int32), attack.attackers)
@@ -138,7 +136,8 @@ def robust_exchange(
         if arrived is not None:
             numbers |= {LOST_MESSAGES: messages_lost(graph, arrived, round_index)}
         numbers |= message_bits(graph, round_index, links.bits * own.shape[1])
-        return (links.with_error(unflatten(mixture), tree, messages), exact), numbers
+        mixed = jax.tree.map(lambda new, old: new.astype(old.dtype), unflatten(mixture), tree)
+        return (links.with_error(mixed, tree, messages), exact), numbers
 
     return Exchange(False, draw, send_result, lambda tree, num_rounds: tree)
 

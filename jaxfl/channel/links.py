@@ -76,6 +76,7 @@ class LinkDraws(NamedTuple):
     # None if nothing can be lost.
     arrived: Array | None
     rounding: RoundingKeys | RoundingValues | None  # of what each node sends; None without a quantizer
+    awake: Array | None = None  # (n,), bool, nodes that do not sleep; None: all
 
 
 class Sent(NamedTuple):

@@ -136,9 +136,9 @@ jaxfl/channel/links.py: is_known | (number < low) | (number >= high) => is_known
 [tests/algorithms/test_robust_neighbors.py -k lines]
 jaxfl/algorithms/robust_neighbors.py: sent[senders] - own[None], 0) => own[None] - sent[senders], 0)
 jaxfl/algorithms/robust_neighbors.py: jnp.append(present, True) => jnp.append(present, False)
+jaxfl/algorithms/robust_neighbors.py: jnp.minimum(1, radius / => jnp.minimum(1e9, radius /
 [tests/algorithms/test_robust_neighbors.py -k 'cannot or mean']
 jaxfl/algorithms/robust_neighbors.py: & is_finite[senders] => & is_finite[nodes]
-jaxfl/algorithms/robust_neighbors.py: jnp.minimum(1, radius / => jnp.minimum(1e9, radius /
 [tests/channel/test_wireless.py]
 jaxfl/channel/wireless.py: (radius_m * jnp.sqrt(share)) => (radius_m * share)
 [tests/channel/test_ledger.py]

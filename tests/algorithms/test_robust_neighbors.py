@@ -21,7 +21,7 @@ KEY, NODES, STEP_SIZE, ROUNDS = jax.random.key(5), 16, 0.05, 20
 DATA = uneven_data(sizes=tuple(4 + i % 5 for i in range(NODES)), classes=5)
 RING = graphs.from_matrix(0.4 * np.eye(NODES) + 0.6 * graphs.ring(NODES).mixing_matrix(0))
 COMPLETE = graphs.complete(NODES)
-RADII = 0.02 + 0.01 * np.arange(NODES)
+RADII = 0.05 * (1 + np.arange(NODES))  # some differences are clipped, and some are not
 HOSTILE = [0, 5]
 
 

@@ -38,6 +38,7 @@ from jaxfl.algorithms import fjord as fjord
 from jaxfl.algorithms import gradient_tracking as gradient_tracking
 from jaxfl.algorithms import gt_saga as gt_saga
 from jaxfl.algorithms import heterofl as heterofl
+from jaxfl.algorithms import k_gt as k_gt
 from jaxfl.algorithms import local_steps as local_steps
 from jaxfl.algorithms import nids as nids
 from jaxfl.algorithms import output_perturbation as output_perturbation

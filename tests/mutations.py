@@ -130,7 +130,15 @@ jaxfl/algorithms/exchange.py: jnp.float32) * _BITS_OF_A_KEY, 0) => jnp.float32) 
 jaxfl/channel/quantize.py: (uniform < multiple - below) => (uniform > multiple - below)
 jaxfl/channel/quantize.py: bias = 2 ** (exponent_bits - 1) - 1 => bias = 2 ** (exponent_bits - 1)
 [tests/channel/test_links.py jaxfl/channel/links.py]
-jaxfl/channel/links.py: num_nodes, (num_nodes,)).T => num_nodes, (num_nodes,))
+jaxfl/channel/links.py: num_nodes, shape[1:]).T => num_nodes, shape[1:])
+jaxfl/channel/links.py: (success < recovery) & (lag % 2 == 1) => (success < recovery) & (lag % 2 == 0)
+jaxfl/channel/links.py: is_known | (number < low) | (number >= high) => is_known | (number < low) | (number >= low)
+[tests/algorithms/test_robust_neighbors.py -k lines]
+jaxfl/algorithms/robust_neighbors.py: sent[senders] - own[None], 0) => own[None] - sent[senders], 0)
+jaxfl/algorithms/robust_neighbors.py: jnp.append(present, True) => jnp.append(present, False)
+jaxfl/algorithms/robust_neighbors.py: jnp.minimum(1, radius / => jnp.minimum(1e9, radius /
+[tests/algorithms/test_robust_neighbors.py -k 'cannot or mean']
+jaxfl/algorithms/robust_neighbors.py: & is_finite[senders] => & is_finite[nodes]
 [tests/channel/test_wireless.py]
 jaxfl/channel/wireless.py: (radius_m * jnp.sqrt(share)) => (radius_m * share)
 [tests/channel/test_ledger.py]
@@ -168,6 +176,10 @@ jaxfl/algorithms/gossip_rule.py: around_zero = _less_mean(messages) => around_ze
 [tests/algorithms/test_over_graphs.py -k 'papers_lines and (qg or extra or diging)']
 jaxfl/algorithms/momentum_gossip.py: mu * q + (1 - mu) => mu * q + (1 - beta)
 jaxfl/algorithms/exact_diffusion.py: s + 0.5 * d => s + d
+[tests/algorithms/test_over_graphs.py -k 'papers_lines and k_gt']
+jaxfl/algorithms/k_gt.py: scale(jnp.float32(1 / num_local_steps), total) => total
+jaxfl/algorithms/gossip_rule.py: return (descend(x, gamma, along), jax => return (x, jax
+[tests/algorithms/test_over_graphs.py -k 'papers_lines and (qg or extra or diging)']
 jaxfl/algorithms/tracking_over_graphs.py: y + (new - old) => y + new
 [tests/graphs/test_base_graph.py]
 jaxfl/graphs/base_graph.py: own / (len(part) * (own + len(later))) => own / (own + len(later))

@@ -30,6 +30,7 @@ from jaxfl.algorithms.exact_diffusion import exact_diffusion, extra, nids, prox_
 from jaxfl.algorithms.fed_avg import fed_avg
 from jaxfl.algorithms.fed_nova import fed_nova
 from jaxfl.algorithms.gradient_tracking import gradient_tracking
+from jaxfl.algorithms.k_gt import k_gt
 from jaxfl.algorithms.momentum_gossip import d_sgdm, qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation
 from jaxfl.algorithms.partial_averaging import partial_averaging
@@ -61,6 +62,7 @@ class Row(NamedTuple):
         releases_total: `released` tells the network's sum only.
         stateful_gradient: takes estimators that keep state, such as SAGA tables.
         special_case_of: the row whose rounds these are, on fewer arguments.
+        num_gradients: gradients of a round over a graph, each with draws and noise of its own, (n, num_gradients, ...).
     """
 
     constructor: Callable[..., Algorithm]
@@ -71,6 +73,7 @@ class Row(NamedTuple):
     releases_total: bool = False
     stateful_gradient: bool = False
     special_case_of: str | None = None
+    num_gradients: int = 1
 
 
 def _changing(weights: str) -> graphs.Graph:
@@ -127,6 +130,20 @@ def _tracked(make_task: MakeTask) -> Example:
     refused, over = [one_way, *examples.not_doubly_stochastic_refused()], examples.over_symmetric_links
     graph = graphs.sequence([graphs.star(examples.NODES, weights="metropolis"), graphs.ring(examples.NODES)])
     return examples.exchange(make_task, graph, refused, over=over)
+
+
+def _k_gt(make_task: MakeTask) -> Example:
+    example, steps, outer = _tracked(make_task), "num_local_steps", "communication_step"
+    one_way = ({"links": links(0.5)}, "links: .*corrections sum to 0.*got losses that move the sum")
+    refused = [one_way, *examples.not_doubly_stochastic_refused(), ({steps: 0}, f"{steps}: must be an integer of at")]
+    refused += [({outer: 0.0}, f"{outer}: must be positive")]
+    return example._replace(
+        topology=example.topology | {outer: 0.5},
+        arguments=lambda numbers: examples.components(numbers) | {steps: numbers.num_local_steps},
+        centralized={n: of_one | {steps: 1, outer: 1.0} for n, of_one in example.centralized.items()},
+        refused=refused,
+        conserved=None,
+    )
 
 
 def _dp2_sgd(make_task: MakeTask) -> Example:
@@ -357,6 +374,14 @@ REGISTRY: dict[str, Row] = {
     "diging": Row(diging, _tracked, **_TRACKING, stateful_gradient=True),
     "atc_tracking": Row(atc_tracking, _tracked, **_TRACKING, stateful_gradient=True),
     "gt_saga": Row(gt_saga, _tracked, **_TRACKING, stateful_gradient=True),
+    "k_gt": Row(
+        k_gt,
+        _k_gt,
+        sends="params and the mean of its directions",
+        noise_draws=("noise",),
+        stateful_gradient=True,
+        num_gradients=examples.Numbers().num_local_steps,
+    ),
     "a_dp2_sgd": Row(
         a_dp2_sgd,
         _a_dp2_sgd,

@@ -197,7 +197,10 @@ def test_a_round_is_a_function_of_key_and_round(c):
         for ours, *others in zip(*(jax.tree.leaves(getattr(one, field))[:1] for one in all_draws), strict=True):
             assert all(differ(ours, theirs) for theirs in others)
     if "noise" in c.row.noise_draws:
-        expected = jaxfl.gaussian(NOISE_SCALE).draw(purpose_key(KEY, Purpose.NOISE, jnp.int32(3)), half.params)
+        steps = [3 * c.row.num_gradients + step for step in range(c.row.num_gradients)]
+        keys = [purpose_key(KEY, Purpose.NOISE, jnp.int32(step)) for step in steps]
+        each = [jaxfl.gaussian(NOISE_SCALE).draw(key, half.params) for key in keys]
+        expected = each[0] if len(each) == 1 else jax.tree.map(lambda *leaves: jnp.stack(leaves, axis=1), *each)
         assert_same(draws.noise, expected, rtol=1e-6)
 
 

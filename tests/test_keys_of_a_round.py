@@ -14,6 +14,7 @@ from registry import REGISTRY
 
 import jaxfl
 from jaxfl.algorithms.clients.feedback import ef21
+from jaxfl.algorithms import clipped_gossip, random_activation, random_updates
 from jaxfl.algorithms.clients.local_steps import local_steps
 from jaxfl.channel import rand_k
 from jaxfl.core import keys
@@ -34,6 +35,9 @@ UPDATES = jaxfl.private_updates(clip_norm=1.0, noise=jaxfl.gaussian(0.1), num_ro
 PRIVATELY = jaxfl.uplink(updates=UPDATES)
 CONSTANTS = jaxfl.private_constants(3, clip_norm=1.0, loss_bound=1.0, noise_multiplier=1.0)
 COMPONENTS = [
+    ("d_psgd", {"links": jaxfl.links(0.6, recovery=0.3)}),
+    ("d_psgd", {"aggregate": clipped_gossip(1.0), "attack": random_updates([1], std=1.0)}),
+    ("d_sgdm", {"links": jaxfl.links(0.6), "activation": random_activation(0.5)}),
     ("push_sum", {"gradient": lambda **options: saga(sampler=poisson(2), **options)}),
     ("fed_avg", {"clients": PRIVATE, "uplink": PRIVATELY}),
     ("embracing", {"clients": UNIFORM, "uplink": PRIVATELY}),

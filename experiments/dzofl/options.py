@@ -77,7 +77,9 @@ class Channel:
         where("method", (FED_AVG,), "lost"),
         where("method", (DZOFL, FED_AVG), "quantizer", "links"),
         where("links", ("given",), "success"),
-        where("links", ("given", "wireless"), "lost"),
+        where("links", ("given", "wireless"), "lost", "recovery"),
+        where("method", (DZOFL, FED_AVG), "recovery"),
+        {"recovery": lambda options: options["method"] == DZOFL or options["lost"] == "drop"},
         where("links", ("wireless",), *_RADIO),
     )
     quantizer: Literal["none", "float16", "float8", "dithered"] = "float16"
@@ -92,6 +94,9 @@ class Channel:
     probability that follows from the device's distance, rate and power (uplink_bits_per_second, transmit_dbm)."""
     success: float = traced(0.8)
     """Probability that a message arrives, with --links given."""
+    recovery: float | None = added_later(None, {None: ABSENT})
+    """Probability that a device's message arrives where its last one was lost; the probability of the links is then
+    that after one that arrived. Bursts of losses are 1 / recovery rounds long. Default: that of the links."""
     lost: Literal["resend", "drop"] = "resend"
     """Treatment of a lost message by FedAvg: send it again until it arrives, at the cost of airtime, or do without.
     DZOFL does without."""
@@ -152,6 +157,10 @@ class Configuration:
         places = channel.disc_positions(jax.random.key(links.placement_seed), num_nodes, links.radius_m)
         return channel.success_probability(jnp.linalg.norm(places, axis=1), radio)
 
+    def losses(self) -> channel.Links:
+        """Links to the server that lose messages, and round none."""
+        return jaxfl.links(self.success(), recovery=self.channel.recovery)
+
     @property
     def num_active(self) -> int:
         """Number of devices that compute in a round."""
@@ -166,7 +175,7 @@ class Configuration:
     def algorithm(self) -> Algorithm:
         """The algorithm; traced options may be arrays."""
         learning, quantizer = self.learning, choose(QUANTIZER, flat(self))()
-        uplink = jaxfl.links(1.0 if self.resends else self.success(), quantizer)
+        uplink = jaxfl.links(quantizer=quantizer) if self.resends else self.losses()._replace(quantizer=quantizer)
         if learning.method != DZOFL:
             optimizer = optax.sgd(learning.sgd_step_size)
             clients = jaxfl.local_steps(1, batch_size=learning.batch_size, optimizer=optimizer)

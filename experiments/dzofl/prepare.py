@@ -37,7 +37,7 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
 
 def _theory(config: Configuration) -> list[Condition]:
     """List the assumptions of Theorem IV.9 but for the exponents of the steps, which the constructor checks."""
-    learning, success = config.learning, np.asarray(config.success())
+    learning, success = config.learning, np.asarray(config.losses().rate)
     return conditions(
         "Theorem IV.9",
         ("max |Phi| < inf (IV.7)", math.inf if learning.direction == "gaussian" else 1.0, math.inf),
@@ -65,11 +65,13 @@ def _links(rows: Mapping[str, Row]) -> list[str]:
     """Describe links that lose messages: how often, and what happens then."""
     lines = {}
     for row in rows.values():
-        config, success = row.config, np.asarray(row.config.success())
+        config, success = row.config, np.asarray(row.config.losses().rate)
         then = "sent again" if config.resends else "lost"
         if success.min() < 1 and config.learning.method != ALONE:
             spread = f"{success.min():.3f} to {success.max():.3f}, mean {success.mean():.3f}"
             text = f"{config.learning.method}: a message arrives with probability {spread}, or is {then}"
+            if config.channel.recovery and not config.resends:
+                text += f", in bursts of {1 / config.channel.recovery:.3g} rounds"
             is_biased = config.learning.method != FED_AVG and success.min() < success.max()
             lines[text + ("; the sum over devices is biased towards those near the server" if is_biased else "")] = None
     return list(lines)

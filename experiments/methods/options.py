@@ -24,6 +24,7 @@ class At(NamedTuple):
     task: Task
     common: Mapping[str, Any]  # arguments of all methods of its kind
     uneven_steps: np.ndarray  # (n,), 1, 2, ..., local_steps, 1, ...
+    local_steps: int
 
     def __call__(self, constructor: Callable[..., Algorithm], **own: Any) -> Algorithm:
         """The method with its own numbers."""
@@ -61,6 +62,9 @@ GRAPH: Mapping[str, Callable[..., Algorithm]] = {
     "DIGing": lambda at: at(algorithms.diging),
     "NEXT": lambda at: at(algorithms.atc_tracking),
     "Aug-DGM": lambda at: at(algorithms.atc_tracking, variant="aug_dgm"),
+    "K-GT": lambda at, *, communication_step: at(
+        algorithms.k_gt, num_local_steps=at.local_steps, communication_step=communication_step
+    ),
     "ProxSkip": lambda at, *, exchange_probability: at(algorithms.prox_skip, exchange_probability=exchange_probability),
     "CHOCO-SGD": lambda at, *, kept_share, consensus_step: at(
         algorithms.choco_sgd, compressor=channel.top_k(kept_share), consensus_step=consensus_step
@@ -90,7 +94,8 @@ class Learning:
     """The method and its numbers."""
 
     COUNTS: ClassVar = (
-        where("method", SERVER, "num_active", "local_steps"),
+        where("method", SERVER, "num_active"),
+        where("method", (*SERVER, "K-GT"), "local_steps"),
         where("method", GRAPH, "graph"),
         where("method", [name for name in GRAPH if name != "CHOCO-SGD"], "mixings"),
         CHOICE.counts,
@@ -100,18 +105,20 @@ class Learning:
     method: Literal[
         "FedAvg", "FedProx", "SCAFFOLD", "FedNova", "FedDyn", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad",
         "D-PSGD", "SGP", "D-SGDm", "QG-DSGDm", "ED", "NIDS", "EXTRA", "DIGing", "NEXT", "Aug-DGM",
-        "ProxSkip", "CHOCO-SGD", "q-FedAvg"
+        "K-GT", "ProxSkip", "CHOCO-SGD", "q-FedAvg"
     ] = "FedAvg"  # fmt: skip
     """Up to FedAdagrad, and q-FedAvg, with a server, else over a graph: docs/methods.md has each method's lines and
     source. Clients of FedNova make 1, 2, ..., local_steps, 1, ... steps."""
     rounds: int = 100
-    """Rounds of every method. Over a graph a round is one gradient step, with a server local_steps of them."""
+    """Rounds of every method. Over a graph a round is one gradient step, with a server and in K-GT local_steps."""
     step_size: float = traced(0.1)
     """Step size of nodes and clients."""
     batch_size: int = 16
     """Samples of a batch: drawn with repetition over a graph; a client of a server with fewer takes all that it has."""
     local_steps: int = 5
-    """Steps of a client in a round."""
+    """Steps of a client, and of a node in K-GT, in a round."""
+    communication_step: float = traced(1.0)
+    """Share of its local steps that a node of K-GT sends and makes (eta)."""
     num_active: int = 16
     """Clients of a round; all by default."""
     proximal: float = traced(0.01)
@@ -174,7 +181,7 @@ class Configuration:
                 weighting="data" if learning.method in AVERAGED and learning.aggregate == "mean" else "uniform",
             )
             common = {"clients": clients, "num_active": learning.num_active, "uplink": self.uplink()}
-        at = At(self.task(), common, 1 + np.arange(nodes) % learning.local_steps)
+        at = At(self.task(), common, 1 + np.arange(nodes) % learning.local_steps, learning.local_steps)
         return choose(CHOICE, vars(learning))(at)
 
     def uplink(self) -> Any:

@@ -55,8 +55,9 @@ class Topology:
     edge_probability: float = 0.2
     """Probability of each edge of the random graph."""
     success: float = added_later(1.0, {1.0: ABSENT})
-    """Probability that a message between two nodes arrives, each by itself in each exchange. PrivSGP and PrivSGP-VR
-    keep what is lost at its sender, others at its receiver (docs/links.md)."""
+    """Probability that a message between two nodes arrives; docs/links.md says who keeps what is lost."""
+    recovery: float | None = added_later(None, {None: ABSENT})
+    """Probability of arrival where a link's last message was lost: bursts last 1 / recovery. Default: success."""
 
     def build(self, num_nodes: int) -> graphs.Graph:
         """The graph over this many nodes."""
@@ -113,6 +114,7 @@ class Learning:
         where("method", (_DELAYED,), "max_delay"),
         where("method", tuple(name for name in METHODS if name != _DELAYED), "mixings", "success"),
         where("method", tuple(name for name in METHODS if name not in CORRECTED), "final_mixings"),
+        {"recovery": lambda options: options["method"] != _DELAYED and options["success"] < 1},
         where("table", ("per_batch",), "entry_size"),
         {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
     )
@@ -132,8 +134,7 @@ class Learning:
     646 / nodes, which is 0.45 of a node's samples of digits. On a file of your own it is 0.45 of the smallest site's
     samples, up to 64 or 646 / nodes (docs/own_data.md)."""
     sampler: Literal["poisson", "fixed", "uniform"] = "poisson"
-    """Draw of a batch: poisson (each sample independently), fixed (without replacement) or uniform (with
-    replacement)."""
+    """Draw of a batch: poisson (each sample by itself), fixed (without replacement) or uniform (with replacement)."""
     clip_norm: float | None = traced(2.0)
     """Bound on each sample's gradient in the L2 norm; None leaves gradients as they are."""
     table: Literal["dense", "factored", "per_batch"] = "factored"
@@ -294,7 +295,8 @@ class Configuration:
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
         graph = self.topology.build(self.clients.nodes)
-        own: dict[str, Any] = {"num_mixings": learning.mixings, "links": links(self.topology.success)}
+        lossy = links(self.topology.success, recovery=self.topology.recovery)
+        own: dict[str, Any] = {"num_mixings": learning.mixings, "links": lossy}
         own = {"max_delay": learning.max_delay} if learning.method == _DELAYED else own
         own |= {} if learning.method in CORRECTED else {"num_final_mixings": learning.final_mixings}
         return method.algorithm(

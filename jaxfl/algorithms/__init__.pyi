@@ -1,5 +1,7 @@
 from jaxfl.algorithms.a_dp2_sgd import a_dp2_sgd as a_dp2_sgd
 from jaxfl.algorithms.ab import ab as ab
+from jaxfl.algorithms.activation import cyclic_activation as cyclic_activation
+from jaxfl.algorithms.activation import random_activation as random_activation
 from jaxfl.algorithms.adaptive_servers import fed_adagrad as fed_adagrad
 from jaxfl.algorithms.adaptive_servers import fed_adam as fed_adam
 from jaxfl.algorithms.adaptive_servers import fed_avgm as fed_avgm
@@ -49,6 +51,7 @@ from jaxfl.algorithms.export import register_for_export as register_for_export
 from jaxfl.algorithms.fed_avg import fed_avg as fed_avg
 from jaxfl.algorithms.fed_nova import fed_nova as fed_nova
 from jaxfl.algorithms.gradient_tracking import gradient_tracking as gradient_tracking
+from jaxfl.algorithms.k_gt import k_gt as k_gt
 from jaxfl.algorithms.momentum_gossip import d_sgdm as d_sgdm
 from jaxfl.algorithms.momentum_gossip import qg_dsgdm as qg_dsgdm
 from jaxfl.algorithms.output_perturbation import output_perturbation as output_perturbation
@@ -60,6 +63,7 @@ from jaxfl.algorithms.push_sum import debiased_params as debiased_params
 from jaxfl.algorithms.push_sum import push_sum as push_sum
 from jaxfl.algorithms.push_sum import theory_step_size as theory_step_size
 from jaxfl.algorithms.q_fed_avg import q_fed_avg as q_fed_avg
+from jaxfl.algorithms.robust_neighbors import clipped_gossip as clipped_gossip
 from jaxfl.algorithms.tracking_over_graphs import atc_tracking as atc_tracking
 from jaxfl.algorithms.tracking_over_graphs import diging as diging
 from jaxfl.algorithms.tracking_over_graphs import gt_saga as gt_saga

@@ -41,12 +41,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxfl.algorithms.activation import Activation, check_activation, if_awake, info_of_awake
+from jaxfl.algorithms.clients.robust import Aggregate, Attack
 from jaxfl.algorithms.exchange import exchange, keeps_sum, plus_seeds
 from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.algorithms.releases import of_noisy_gradients
+from jaxfl.algorithms.robust_neighbors import ClippedGossip, robust_exchange
+from jaxfl.algorithms.robust_neighbors import Draws as RobustDraws
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import PLAIN
-from jaxfl.core import Algorithm, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
+from jaxfl.core import Algorithm, ArgumentError, Array, Purpose, PyTree, Task, algorithm, check, purpose_key
 from jaxfl.core.algorithm import at_round, constructor
 from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import evaluated
@@ -60,7 +64,7 @@ from jaxfl.graphs import (
     require_undirected,
 )
 from jaxfl.privacy import D_PSGD, DP2_SGD, NoiseMechanism
-from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_kept_sum
+from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_kept_sum, require_own_noise
 
 if TYPE_CHECKING:
     import optax
@@ -82,7 +86,7 @@ class Draws(NamedTuple):
 
     gradient: Any  # draws of the gradient estimator: which samples
     noise: PyTree  # leaves (n, *leaf), float32, already scaled, or int32, in steps of a grid; None without noise
-    links: LinkDraws  # which messages arrive, and how they are rounded
+    links: LinkDraws | RobustDraws  # which messages arrive, and how they are rounded
 
 
 @constructor
@@ -97,6 +101,9 @@ def d_psgd(
     optimizer: optax.GradientTransformation | None = None,
     num_mixings: int = 1,
     num_final_mixings: int = 0,
+    aggregate: Aggregate | ClippedGossip | None = None,
+    attack: Attack | None = None,
+    activation: Activation | None = None,
 ) -> Algorithm:
     """Decentralised parallel SGD.
 
@@ -116,6 +123,13 @@ def d_psgd(
         num_mixings: M, exchanges of a round. Epsilon is that of one, bits are M times as many. Static.
         num_final_mixings: exchanges after the last round, over links that lose and round nothing: `node_params` gives
             what they would make of the state. Their bits count in the first round. Static.
+        aggregate: what a node makes of its own and its neighbors' x in place of their sum by W:
+            `jaxfl.algorithms.clipped_gossip(1.0)`, or a robust mean such as `trimmed_mean(1)`, where they weigh alike
+            and the mean of the nodes moves. It takes one exchange a round, and no noise that pairs share.
+        attack: what some nodes send in place of x, such as `jaxfl.algorithms.sign_flip([0, 3])`.
+        activation: nodes that sleep in some rounds, such as `jaxfl.algorithms.random_activation(0.5)`, which lowers no
+            epsilon. Where W is symmetric the mean of the nodes then moves by the steps of those that are awake only.
+            None: all are awake. Not with a gradient table, noise that pairs share, a robust mean or attackers.
 
     Returns:
         An `Algorithm`; the loss of its info is taken at the parameters before the round.
@@ -127,7 +141,7 @@ def d_psgd(
         - node mean preserved by mixing: it moves by minus step_size times the mean noisy gradient.
         - also over links with symmetric losses, rounded or not, where the matrix is symmetric.
         - a lost message's share stays with its receiver: equal parameters stay equal under mixing.
-        - links that lose and round nothing change no bit.
+        - links that lose and round nothing change no bit, nor does an attack of nobody.
         - no noise, no clipping and one node give stochastic gradient descent.
 
     Examples:
@@ -148,7 +162,22 @@ def d_psgd(
     loses_sum = not keeps_sum(graph, links)
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=loses_sum)
     estimator = mini_batch() if gradient is None else gradient
-    way = exchange(graph, links, num_mixings=num_mixings, num_final_mixings=num_final_mixings)
+    check_activation(activation, estimator, noise, graph.num_nodes)
+    attack = None if attack is None or len(attack.attackers) == 0 else attack
+    if aggregate is None and attack is None:
+        way = exchange(
+            graph, links, num_mixings=num_mixings, num_final_mixings=num_final_mixings, activation=activation
+        )
+    else:
+        require_own_noise("a robust mean does not cancel it", noise=noise.distribution)
+        if activation is not None:
+            found, remedy = "got a robust mean or attackers", "Leave activation out."
+            raise ArgumentError("activation", "must be None with aggregate or attack", found, remedy)
+        if (num_mixings, num_final_mixings) != (1, 0):
+            found, remedy = f"got {num_mixings} and {num_final_mixings}", "Leave num_mixings and num_final_mixings out."
+            requirement = "must be one exchange a round, and none after the last, with aggregate or attack"
+            raise ArgumentError("num_mixings", requirement, found, remedy)
+        way = robust_exchange(graph, links, aggregate, attack)
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
@@ -173,9 +202,11 @@ def d_psgd(
         noisy = released(noise, estimate, draws.noise)
         direction, memory, step = steps_of_round(noisy, state.optimizer, state.params, k)
         mixture, sent = way.send(draws.links, state.params, k)
-        params = step(mixture, direction)
+        awake = None if activation is None else draws.links.awake
+        new, old = (step(mixture, direction), estimator_state, memory), (state.params, state.gradient, state.optimizer)
+        params, estimator_state, memory = if_awake(awake, new, old)
         new_state = State(params=params, gradient=estimator_state, round_index=k + 1, optimizer=memory)
-        return new_state, info.plus(plus_seeds(sent, noise.secrets, k))
+        return new_state, info_of_awake(awake, info).plus(plus_seeds(sent, noise.secrets, k))
 
     def node_params(state):
         return evaluated(task, way.finish(state.params, state.round_index), state.gradient)

@@ -29,6 +29,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxfl.algorithms.activation import Activation
 from jaxfl.algorithms.gossip_rule import Rule, by_rule, moved, zeros
 from jaxfl.channel import Links
 from jaxfl.core import Algorithm, Array, Task, check
@@ -51,6 +52,7 @@ def d_sgdm(
     noise: NoiseMechanism | None = None,
     links: Links | None = None,
     num_mixings: int = 1,
+    activation: Activation | None = None,
 ) -> Algorithm:
     """Decentralised SGD with momentum, mixed after the step.
 
@@ -60,7 +62,7 @@ def d_sgdm(
         momentum: beta, at least 0; may be traced. With 0 it is D-PSGD that mixes after the step.
         mixes_momentum: whether m is averaged with the neighbors', too, as in the paper: twice the bits. Static.
         gradient, noise: as for `d_psgd`. Epsilon is that of one noisy gradient a round.
-        links, num_mixings: as for `d_psgd`; losses that are not symmetric move the mean.
+        links, num_mixings, activation: as for `d_psgd`; losses that are not symmetric move the mean.
 
     Raises:
         ArgumentError: a graph or links that do not qualify, a number out of range, or noise of another size.
@@ -90,7 +92,7 @@ def d_sgdm(
         return z, {"momentum": m_sent if mixes_momentum else m}
 
     rule = Rule("D-SGDm", lambda x: {"momentum": zeros(x)}, step)
-    return by_rule(rule, task, graph, step_size, gradient, noise, links, num_mixings)
+    return by_rule(rule, task, graph, step_size, gradient, noise, links, num_mixings, activation)
 
 
 @constructor
@@ -105,12 +107,13 @@ def qg_dsgdm(
     noise: NoiseMechanism | None = None,
     links: Links | None = None,
     num_mixings: int = 1,
+    activation: Activation | None = None,
 ) -> Algorithm:
     """Quasi-global momentum: a node's momentum is the mean of its past moves, mixing included.
 
     Args:
-        task, graph, step_size, gradient, noise, links, num_mixings: as for `d_sgdm`. In a round with a step size of 0
-            the moves by mixing do not enter q: their quotient by 0 is none.
+        task, graph, step_size, gradient, noise, links, num_mixings, activation: as for `d_sgdm`. In a round with a step
+            size of 0 the moves by mixing do not enter q: their quotient by 0 is none.
         momentum: beta, at least 0; may be traced. With 0 it is D-PSGD that mixes after the step.
         memory_decay: mu, in [0, 1]; None takes `momentum`, as in the paper.
 
@@ -133,4 +136,4 @@ def qg_dsgdm(
         return moved(z, d), {"momentum": q}
 
     rule = Rule("QG-DSGDm", lambda x: {"momentum": zeros(x)}, step)
-    return by_rule(rule, task, graph, step_size, gradient, noise, links, num_mixings)
+    return by_rule(rule, task, graph, step_size, gradient, noise, links, num_mixings, activation)

@@ -54,6 +54,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxfl.algorithms.activation import Activation, check_activation, if_awake, info_of_awake
 from jaxfl.algorithms.exchange import exchange, plus_seeds
 from jaxfl.algorithms.node_steps import node_steps
 from jaxfl.algorithms.releases import of_noisy_gradients
@@ -112,6 +113,7 @@ def push_sum(
     optimizer: optax.GradientTransformation | None = None,
     num_mixings: int = 1,
     num_final_mixings: int = 0,
+    activation: Activation | None = None,
 ) -> Algorithm:
     """PrivSGP or PrivSGP-VR, by the choice of `gradient`.
 
@@ -131,6 +133,8 @@ def push_sum(
         num_mixings: M, exchanges of a round. Epsilon is that of one, bits are M times as many. Static.
         num_final_mixings: exchanges after the last round, over links that lose and round nothing: `node_params` gives
             what they would make of the state. Their bits count in the first round. Static.
+        activation: as for `d_psgd`; the sums of x and w stay whatever the graph. A step is divided by w, which sleep
+            makes small at times: it needs smaller step sizes.
 
     Returns:
         An `Algorithm`; `node_params` gives the de-biased parameters z. In its info the loss is taken at z before the
@@ -164,7 +168,15 @@ def push_sum(
     check.per_node(graph.num_nodes, noise=noise.noise_scale)
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None)
     estimator = mini_batch() if gradient is None else gradient
-    way = exchange(graph, links, kept_by="sender", num_mixings=num_mixings, num_final_mixings=num_final_mixings)
+    check_activation(activation, estimator, noise, graph.num_nodes)
+    way = exchange(
+        graph,
+        links,
+        kept_by="sender",
+        num_mixings=num_mixings,
+        num_final_mixings=num_final_mixings,
+        activation=activation,
+    )
 
     def init(key, data):
         params = replicate(task.init(purpose_key(key, Purpose.INIT)), graph.num_nodes)
@@ -204,14 +216,10 @@ def push_sum(
         else:
             message = lambda *both: both, (half_step(x, direction), w)
         (new_params, new_weight), sent = way.send_result(draws.links, *message, k)
-        new_state = State(
-            params=new_params,
-            push_sum_weight=w if is_one else new_weight,
-            gradient=estimator_state,
-            round_index=k + 1,
-            optimizer=memory,
-        )
-        return new_state, info.plus(plus_seeds(sent, noise.secrets, k))
+        awake, new = draws.links.awake, (new_params, w if is_one else new_weight, estimator_state, memory)
+        params, weight, kept, memory = if_awake(awake, new, (x, w, state.gradient, state.optimizer))
+        new_state = State(params=params, push_sum_weight=weight, gradient=kept, round_index=k + 1, optimizer=memory)
+        return new_state, info_of_awake(awake, info).plus(plus_seeds(sent, noise.secrets, k))
 
     def node_params(state):
         params, weight = way.finish((state.params, state.push_sum_weight), state.round_index)

@@ -5,12 +5,23 @@ and of the messages (an assumption about real links). A quantiser rounds what a 
 receivers get the same numbers. Losses and rounding have keys of their own, so that batches and noise are those of the
 same run without links.
 
+Losses may come in bursts, by a chain a link (Gilbert, "Capacity of a burst-noise channel", 1960; Elliott 1963): good ->
+bad with probability a = 1 - `success`, bad -> good with r = `recovery`, once an exchange. A message arrives in the good
+state only.
+
+No algorithm keeps the chain's state. With u the number of a link in an exchange, it is good where u is below both of
+1 - a and r, and bad where u is above both, whatever it was; in between it stays, or turns where r is above 1 - a. So
+the state follows from the numbers back to the last exchange that decides it: coupling from the past (Propp, Wilson
+1996), exact, stationary from the start, and over all links about log(links) / -log |1 - a - r| exchanges long. Each
+exchange's keys are drawn from again for that, on purpose.
+
 Each algorithm says what becomes of a lost message.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +37,7 @@ LOST_MESSAGES = "lost_messages"
 QUANTIZER_OVERFLOW = "quantizer_overflow"
 """Name of the count of numbers that a node sent beyond its quantizer's range; present with a quantizer."""
 _FLOAT_BITS = 32.0  # sent per number without a quantizer
+_MEMORY, _LONGEST = 0.99, 4096  # most |1 - a - r|, and exchanges back: 0.99^4096 is 1e-18
 
 
 class RoundingKeys(NamedTuple):
@@ -64,6 +76,7 @@ class LinkDraws(NamedTuple):
     # None if nothing can be lost.
     arrived: Array | None
     rounding: RoundingKeys | RoundingValues | None  # of what each node sends; None without a quantizer
+    awake: Array | None = None  # (n,), bool, nodes that do not sleep; None: all
 
 
 class Sent(NamedTuple):
@@ -81,6 +94,19 @@ class Links(NamedTuple):
     )  # probability that a message arrives: (), (n,) by sender, (n, n) entry (i, j) from j to i
     quantizer: Quantizer | None  # of what is sent; None sends 32 bits a number
     symmetric: bool  # two nodes lose both of their messages to each other, or none
+    recovery: float | np.ndarray | Array | None = None  # of arrival after a loss, shaped as `success`; None: `success`
+
+    @property
+    def rate(self) -> float | np.ndarray | Array:
+        """Share of messages that arrive in the long run."""
+        if self.recovery is None:
+            return self.success
+        return self.recovery / (self.recovery + (1 - self.success))
+
+    @property
+    def probabilities(self) -> dict[str, float | np.ndarray | Array]:
+        """The probabilities that were given, by name."""
+        return {"success": self.success} | ({} if self.recovery is None else {"recovery": self.recovery})
 
     @property
     def bits(self) -> float:
@@ -111,13 +137,14 @@ class Links(NamedTuple):
         Guarantees:
             - a client's losses and rounding do not depend on the number of clients.
         """
-        if jnp.ndim(self.success) == 2:
-            found, remedy = f"got shape {jnp.shape(self.success)}", "Pass one number, or one for each client."
-            raise ArgumentError("success", "must be by sender where a server receives", found, remedy)
+        for name, value in self.probabilities.items():
+            if jnp.ndim(value) == 2:
+                found, remedy = f"got shape {jnp.shape(value)}", "Pass one number, or one for each client."
+                raise ArgumentError(name, "must be by sender where a server receives", found, remedy)
         self.check_num_nodes(num_nodes)
         rounding, arrived = self.draw_rounding(key, round_index, num_nodes), None
         if self.may_lose:
-            arrived = self._arrival_numbers(key, round_index, num_nodes, ()) < jnp.asarray(self.success, jnp.float32)
+            arrived = self._arrived(lambda k: self._arrival_numbers(key, k, num_nodes, ()), round_index, (num_nodes,))
         return LinkDraws(arrived=arrived, rounding=rounding)
 
     def draw_between(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
@@ -140,10 +167,9 @@ class Links(NamedTuple):
         rounding = self.draw_rounding(key, round_index, num_nodes)
         if not self.may_lose:
             return LinkDraws(arrived=None, rounding=rounding)
+        shape = num_nodes, num_nodes
         # Entry (i, j) is number i of sender j's stream, whose first numbers do not depend on their count.
-        numbers = self._arrival_numbers(key, round_index, num_nodes, (num_nodes,)).T
-        success = jnp.asarray(self.success, jnp.float32)
-        arrived = numbers < success.reshape((1,) * (2 - success.ndim) + success.shape)
+        arrived = self._arrived(lambda k: self._arrival_numbers(key, k, num_nodes, shape[1:]).T, round_index, shape)
         if self.symmetric:
             above = jnp.triu(arrived, 1)
             arrived = above | above.T
@@ -175,22 +201,51 @@ class Links(NamedTuple):
             return total
         return jax.tree.map(lambda t, one, rounded: t + (one - rounded), total, value, other)
 
+    def _arrived(self, numbers: Callable[[Any], Array], place: int | Array, shape: tuple[int, ...]) -> Array:
+        """Which messages of an exchange arrive, bool of this shape, by the uniform numbers of each exchange."""
+
+        def of_links(value):
+            value = jnp.asarray(value, jnp.float32)
+            return value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
+
+        success = of_links(self.success)
+        if self.recovery is None:
+            return numbers(place) < success
+        recovery = of_links(self.recovery)
+        low, high = jnp.minimum(success, recovery), jnp.maximum(success, recovery)
+
+        def back(carry):
+            lag, is_known, arrived = carry
+            number = numbers(place - lag)
+            here = (number < low) ^ ((success < recovery) & (lag % 2 == 1))  # turned once in each exchange since
+            return lag + 1, is_known | (number < low) | (number >= high), jnp.where(is_known, arrived, here)
+
+        unknown = jnp.zeros(shape, bool)
+        return jax.lax.while_loop(
+            lambda carry: ~carry[1].all() & (carry[0] < _LONGEST), back, (jnp.int32(0), unknown, unknown)
+        )[2]
+
     def _arrival_numbers(self, key: Key, round_index: int | Array, num_nodes: int, shape: tuple[int, ...]) -> Array:
         """Uniform numbers on [0, 1), (n, *shape), float32: a stream for each sender."""
         keys = node_keys(purpose_key(key, Purpose.ARRIVAL, round_index), num_nodes)
         return jax.vmap(lambda sender: jax.random.uniform(one_kernel(sender), shape, jnp.float32))(keys)
 
     def check_num_nodes(self, num_nodes: int) -> None:
-        """Refuse `success` of a shape that is neither (), (n,) nor (n, n)."""
-        shape = jnp.shape(self.success)
-        if shape not in ((), (num_nodes,), (num_nodes, num_nodes)):
-            requirement = f"must hold one number, one for each sender, or one for each pair of {num_nodes} nodes"
-            remedy = f"Pass shape (), ({num_nodes},) or ({num_nodes}, {num_nodes})."
-            raise ArgumentError("success", requirement, f"got shape {shape}", remedy)
+        """Refuse probabilities of a shape that is neither (), (n,) nor (n, n)."""
+        for name, value in self.probabilities.items():
+            shape = jnp.shape(value)
+            if shape not in ((), (num_nodes,), (num_nodes, num_nodes)):
+                requirement = f"must hold one number, one for each sender, or one for each pair of {num_nodes} nodes"
+                remedy = f"Pass shape (), ({num_nodes},) or ({num_nodes}, {num_nodes})."
+                raise ArgumentError(name, requirement, f"got shape {shape}", remedy)
 
 
 def links(
-    success: float | np.ndarray | Array = 1.0, quantizer: Quantizer | None = None, *, symmetric: bool = False
+    success: float | np.ndarray | Array = 1.0,
+    quantizer: Quantizer | None = None,
+    *,
+    symmetric: bool = False,
+    recovery: float | np.ndarray | Array | None = None,
 ) -> Links:
     """Links that drop messages, quantise what they carry, or both.
 
@@ -201,6 +256,10 @@ def links(
         quantizer: one of `jaxfl.channel`, applied to messages; None sends 32 bits a number.
         symmetric: two nodes lose both messages to each other or none, as if the link fails. The probability is then a
             number, or a symmetric matrix.
+        recovery: probability that a message arrives where the last one on its link was lost, in the shapes of
+            `success`, which is then that after one that arrived; may be traced. A link has one chance an exchange,
+            used or not. Bursts of losses are 1 / recovery long on average, and `Links.rate` of all messages arrive.
+            It must lie within 0.99 of `success`. None: `success`.
 
     Returns:
         `Links`, for the argument `links` of an algorithm, or for `jaxfl.uplink`.
@@ -212,29 +271,41 @@ def links(
         - success 1 loses nothing, success 0 everything; a success of 1 that is not traced draws nothing for it.
         - every message arrives with its probability, independently of all others.
         - with symmetric, the message from j reaches i exactly when the message from i reaches j.
+        - a recovery equal to success changes no bit.
 
     Examples:
         >>> draws = links(0.5).draw_between(jax.random.key(0), 0, 3)
         >>> draws.arrived.astype(int).tolist()
         [[1, 0, 1], [0, 1, 1], [0, 1, 1]]
     """
-    check.probability(success=success)
-    shape = jnp.shape(success)
+    made = Links(copied(success), quantizer, symmetric, copied(recovery))
+    for name, value in made.probabilities.items():
+        _check_probability(name, value, symmetric)
+    if recovery is not None and not (check.is_traced(success) or check.is_traced(recovery)):
+        apart = np.abs(np.asarray(success) - np.asarray(recovery)).max()
+        if apart > _MEMORY:
+            found, remedy = f"got a difference of {apart:g}", "Pass a larger recovery, or a smaller success."
+            raise ArgumentError("recovery", f"must lie within {_MEMORY} of success", found, remedy)
+    return made
+
+
+def _check_probability(name: str, value: float | np.ndarray | Array, symmetric: bool) -> None:
+    check.probability(**{name: value})
+    shape = jnp.shape(value)
     if len(shape) > 2 or len(set(shape)) > 1:
         remedy = "Pass one number, one for each sender, or one for each pair of nodes."
-        raise ArgumentError("success", "must have shape (), (n,) or (n, n)", f"got shape {shape}", remedy)
+        raise ArgumentError(name, "must have shape (), (n,) or (n, n)", f"got shape {shape}", remedy)
     if symmetric and len(shape) == 1:
         found, remedy = f"got shape {shape}", "Pass one number, or a symmetric matrix."
-        raise ArgumentError("success", "must not be by sender where losses are symmetric", found, remedy)
-    if symmetric and len(shape) == 2 and not check.is_traced(success):
-        matrix = np.asarray(success)
+        raise ArgumentError(name, "must not be by sender where losses are symmetric", found, remedy)
+    if symmetric and len(shape) == 2 and not check.is_traced(value):
+        matrix = np.asarray(value)
         uneven = np.argwhere(matrix != matrix.T)
         if len(uneven):
             i, j = uneven[0].tolist()
             found = f"got {matrix[i, j]} at ({i}, {j}) and {matrix[j, i]} at ({j}, {i})"
             remedy = "Pass one number for both ways."
-            raise ArgumentError("success", "must be symmetric where losses are", found, remedy)
-    return Links(success=copied(success), quantizer=quantizer, symmetric=symmetric)
+            raise ArgumentError(name, "must be symmetric where losses are", found, remedy)
 
 
 PLAIN = links()

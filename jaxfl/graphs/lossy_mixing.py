@@ -112,6 +112,14 @@ def messages_lost(graph: Graph, arrived: Array, round_index: int | Array) -> Arr
     return (~arrived[receivers, nodes[None, :]]).sum(axis=0, dtype=jnp.int32)
 
 
+def messages_missed(graph: Graph, arrived: Array, round_index: int | Array) -> Array:
+    """Count the messages to each node that do not arrive in a round, (n,), int32; as `messages_lost`."""
+    _check_arrived(graph, arrived)
+    slot, nodes = slot_of(graph, round_index), jnp.arange(graph.num_nodes, dtype=jnp.int32)
+    _, senders, _ = lists_of_round(graph, slot, np.dtype(np.float32))
+    return (~arrived[nodes[None, :], senders]).sum(axis=0, dtype=jnp.int32)
+
+
 def _check_arrived(graph: Graph, arrived: Array) -> None:
     expected = (graph.num_nodes, graph.num_nodes)
     if arrived.shape != expected or arrived.dtype != jnp.bool_:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import networkx as nx
 import numpy as np
+import optax
 import pytest
 from problems import linear_task, problem, run, uneven_data
 from reference import over_graphs as reference
@@ -147,6 +148,14 @@ CASES |= {
     "choco_sgd, rand-k and iclr": Case("choco_sgd", AT_RANDOM, at_random, mean_moves_by("g"), draws=True),
     "prox_skip": Case("prox_skip", coin, skips, sum_is_zero, draws=True),
 }
+LOCAL = {"num_local_steps": 3, "communication_step": 0.7}
+CASES["k_gt"] = Case(
+    "k_gt",
+    LOCAL,
+    functools.partial(reference.k_gt, num_steps=3, outer=0.7),
+    lambda x, memory: memory["correction"][1:].sum(axis=1),
+    ({"num_local_steps": 1, "communication_step": 1.0}, *AFTER_STEP),
+)
 LOSSY = {"links": jaxfl.links(0.7, uniform_quantizer(2.0**-10), symmetric=True)}
 of_cases = pytest.mark.parametrize("case", CASES)
 
@@ -159,14 +168,21 @@ def test_follows_the_papers_lines(case):
     learner, graph = p.algorithm(batch_size=BATCH, clip_norm=0.7, **c.arguments), p.example.topology["graph"]
     rounds = one_by_one(learner, KEY, p.data, ROUNDS)
     gradients, start = plain_gradients(p.data, BATCH, 0.7, 2), rounds.states[0].params
+    num_steps = c.arguments.get("num_local_steps", 1)
     leaves, structure = jax.tree.flatten(start)
+
+    def drawn_in(step):
+        draws = rounds.draws[step // num_steps]
+        of_step = jax.tree.map(lambda leaf: leaf[:, step % num_steps], (draws.gradient, draws.noise))
+        return of_step if num_steps > 1 else (draws.gradient, draws.noise)
 
     def g(k, x):
         places = np.cumsum([leaf[0].size for leaf in leaves])[:-1]
         parts = [part.reshape(leaf.shape) for part, leaf in zip(np.split(x, places, axis=1), leaves, strict=True)]
-        used = zip(each(structure.unflatten(parts)), entries(rounds.draws[k].gradient), strict=True)
+        drawn, noise = drawn_in(k)
+        used = zip(each(structure.unflatten(parts)), entries(drawn), strict=True)
         of_nodes = [flat(gradients[i](one, batch)) for i, (one, batch) in enumerate(used)]
-        return np.stack(of_nodes) + by_node(rounds.draws[k].noise)
+        return np.stack(of_nodes) + by_node(noise)
 
     drawn = {"drawn": lambda k: np.asarray(rounds.draws[k].rule)} if c.draws else {}
     expected = c.reference(by_node(start), graph.mixing_matrix, g, STEP_SIZE, ROUNDS, **drawn)
@@ -176,7 +192,8 @@ def test_follows_the_papers_lines(case):
 
 
 @pytest.mark.parametrize(
-    ("case", "over"), [(case, {}) for case in CASES] + [(case, LOSSY) for case in ("qg_dsgdm", "d2", "nids", "aug_dgm")]
+    ("case", "over"),
+    [(case, {}) for case in CASES] + [(case, LOSSY) for case in ("qg_dsgdm", "d2", "nids", "aug_dgm", "k_gt")],
 )
 def test_the_invariant_holds_over_1000_rounds(case, over):
     """In float32, 16 nodes with uneven data and random batches; relative to the largest |value| of x. Also over links
@@ -185,13 +202,14 @@ def test_the_invariant_holds_over_1000_rounds(case, over):
     data = uneven_data(sizes=tuple(4 + i % 5 for i in range(16)), classes=5)
     task, estimator = linear_task(), jaxfl.mini_batch(BATCH)
     arguments = c.arguments | over | {"graph": RING, "step_size": INVARIANT_STEP, "gradient": estimator}
-    learner = problem(c.name).row.constructor(task, **arguments)
+    learner, steps = problem(c.name).row.constructor(task, **arguments), c.arguments.get("num_local_steps", 1)
 
     @jax.jit
     def states(key, data):
         def step(state, _):
             draws = learner.draw(key, state, data)
-            g, *_ = estimator.estimate(task, state.params, None, data, draws.gradient, state.round_index)
+            first = draws.gradient if steps == 1 else jax.tree.map(lambda leaf: leaf[:, 0], draws.gradient)
+            g, *_ = estimator.estimate(task, state.params, None, data, first, state.round_index)
             new, _ = learner.update(state, data, draws)
             return new, (new.params, new.memory | {"g": g})
 
@@ -232,13 +250,13 @@ def test_a_part_that_is_switched_off_leaves_the_plain_method(name):
 
 @pytest.mark.parametrize("name", dict.fromkeys(c.name for c in CASES.values()))
 def test_a_round_releases_one_noisy_gradient(name):
-    """Epsilon is that of D-PSGD, whatever the method remembers."""
+    """Epsilon is that of D-PSGD, whatever the method remembers; of K local steps, that of K times the rounds."""
     gradient = jaxfl.mini_batch(sampler=jaxfl.gradients.poisson(2), clip_norm=1.0)
     arguments = {"graph": RING, "step_size": 0.1, "gradient": gradient, "noise": jaxfl.gaussian(2.0)}
     of_case = next(c.arguments for c in CASES.values() if c.name == name)
     ours = problem(name).row.constructor(linear_task(), **(of_case | arguments))
-    learners = (ours, jaxfl.d_psgd(linear_task(), **arguments))
-    ours, theirs = (privacy.statements(one, [90] * 16, num_rounds=50, dp_delta=1e-5) for one in learners)
+    learners = (ours, 50), (jaxfl.d_psgd(linear_task(), **arguments), 50 * of_case.get("num_local_steps", 1))
+    ours, theirs = (privacy.statements(one, [90] * 16, num_rounds=k, dp_delta=1e-5) for one, k in learners)
     proven = [{s.neighboring_relation: s.dp_epsilon for s in some if s.bound == "proven"} for some in (ours, theirs)]
     assert proven[0] == proven[1] != {}
 
@@ -284,6 +302,17 @@ def test_d2_on_a_complete_graph_is_gradient_descent_on_the_mean():
     pooled = data._replace(indices=data.indices.reshape(1, -1), sizes=np.array([32], np.int32))
     (actual, _), (expected, _) = run(ours, KEY, data, 20), run(alone, KEY, pooled, 20)
     np.testing.assert_allclose(by_node(actual.params), np.tile(by_node(expected.params), (4, 1)), rtol=1e-5, atol=1e-6)
+
+
+def test_k_gt_on_a_complete_graph_is_scaffold_with_all_clients():
+    """Its c_i is SCAFFOLD's c - c_i, and its exchange the server's step."""
+    data, task = uneven_data(sizes=(8,) * 4), linear_task()
+    ours = jaxfl.k_gt(task, graph=graphs.complete(4), step_size=0.05, gradient=jaxfl.mini_batch(8), **LOCAL)
+    clients = jaxfl.local_steps(3, batch_size=8, optimizer=optax.sgd(0.05), weighting="uniform")
+    theirs = jaxfl.scaffold(task, clients=clients, num_active=4, server_step_size=LOCAL["communication_step"])
+    (actual, _), (expected, _) = (run(one, KEY, data, 20) for one in (ours, theirs))
+    model = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(expected.params)])
+    np.testing.assert_allclose(by_node(actual.params), np.tile(model, (4, 1)), rtol=1e-5, atol=1e-6)
 
 
 def test_gt_saga_reaches_the_minimum_with_one_sample_a_round():

@@ -302,6 +302,22 @@ def test_links_of_another_size_are_refused_before_a_round(name):
         refused(lambda taken=taken: p.algorithm(**taken).init(KEY, p.data), "success", "shape")
 
 
+@pytest.mark.parametrize("name", LINKED)
+@pytest.mark.quick_cases(2)
+def test_bursts_reach_every_algorithm_that_takes_links(name):
+    """A recovery equal to success changes no bit; another changes what is lost."""
+    p = problem(name)
+
+    def after(**options):
+        links = jaxfl.links(0.6, **options)
+        taken = {"uplink": links} if name == "dzofl" else over(p, links)
+        return run(p.algorithm(noise_scale=0.0, **taken), KEY, p.data, 6)
+
+    (plain, lost), (same, _), (_, in_bursts) = after(), after(recovery=0.6), after(recovery=0.1)
+    assert_same(same, plain)
+    assert 0 < lost.lost_messages.sum() < in_bursts.lost_messages.sum()
+
+
 @pytest.mark.parametrize("name", ["push_sum", "d_psgd", "gradient_tracking", "fed_avg"])
 @pytest.mark.quick_cases(1)
 def test_overflow_is_counted_at_every_node(name):

@@ -104,6 +104,7 @@ LEARNERS = {
             **{name: getattr(jaxfl, name) for name in ("d_sgdm", "qg_dsgdm", "exact_diffusion", "nids", "extra")},
             **{name: getattr(jaxfl, name) for name in ("diging", "atc_tracking")},
             "prox_skip": functools.partial(jaxfl.prox_skip, exchange_probability=1.0),
+            "k_gt": functools.partial(jaxfl.k_gt, num_local_steps=1),
             "choco_sgd": functools.partial(jaxfl.choco_sgd, compressor=jaxfl.channel.top_k(0.5), consensus_step=0.3),
         }.items()
     },

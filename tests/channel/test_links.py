@@ -64,6 +64,55 @@ def test_with_symmetric_the_message_from_j_reaches_i_exactly_where_that_from_i_r
     check_rates(arrived[:, *above].astype(float), np.broadcast_to(success, (NODES, NODES))[above])
 
 
+BURSTS = [(0.9, 0.3), (0.97, 0.1), (0.2, 0.9)]  # success, recovery; the last alternates
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("success", "recovery"), BURSTS)
+def test_bursts_have_their_rate_and_length(success, recovery):
+    """100,000 draws within 4 standard errors, and the first round by itself: the chain starts where it stays."""
+    links, clients = jaxfl.links(success, recovery=recovery), 50
+    draw = jax.jit(jax.vmap(lambda k: links.draw_to_server(KEY, k, clients).arrived))
+    arrived = np.asarray(draw(jnp.arange(ROUNDS, dtype=jnp.int32)))
+    rate = recovery / (1 - success + recovery)
+    assert links.rate == pytest.approx(rate)
+    memory = success - recovery  # the correlation of a round with the next
+    error = 4 * np.sqrt(rate * (1 - rate) / arrived.size * (1 + memory) / (1 - memory))
+    assert arrived.mean() == pytest.approx(rate, abs=error)
+    ends = (arrived[1:] & ~arrived[:-1]).sum()
+    after_loss = (~arrived[:-1]).sum()
+    assert ends / after_loss == pytest.approx(recovery, abs=4 * np.sqrt(recovery * (1 - recovery) / after_loss))
+    padded = np.pad(~arrived, ((1, 1), (0, 0))).astype(int)
+    starts, stops = (np.argwhere((np.diff(padded, axis=0) == sign).T) for sign in (1, -1))
+    lengths = (stops - starts)[:, 1]
+    spread = np.sqrt(1 - recovery) / recovery / np.sqrt(len(lengths))
+    assert lengths.mean() == pytest.approx(1 / recovery, abs=4 * spread + 2 * clients / len(lengths))
+    first = at_server(links, 0, 20_000)
+    assert first.mean() == pytest.approx(rate, abs=4 * np.sqrt(rate * (1 - rate) / first.size))
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(("success", "recovery"), BURSTS)
+def test_bursts_are_the_chain_step_by_step(success, recovery, symmetric):
+    """From any round on: each link follows from its last state and its number of the exchange."""
+    links = jaxfl.links(success, symmetric=symmetric, recovery=recovery)
+    state, *others = arrivals(links, 60)
+    for k, arrived in enumerate(others, start=1):
+        keys = node_keys(purpose_key(KEY, Purpose.ARRIVAL, k), NODES)
+        numbers = np.asarray(jax.vmap(lambda key: jax.random.uniform(key, (NODES,)))(keys)).T
+        numbers = np.triu(numbers) + np.triu(numbers, 1).T if symmetric else numbers
+        state = (numbers < np.where(state, np.float32(success), np.float32(recovery))) | ~OTHERS
+        np.testing.assert_array_equal(arrived, state)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_recovery_equal_to_success_changes_no_bit(symmetric):
+    independent = arrivals(jaxfl.links(0.7, symmetric=symmetric), 50)
+    np.testing.assert_array_equal(arrivals(jaxfl.links(0.7, symmetric=symmetric, recovery=0.7), 50), independent)
+    traced = jax.jit(lambda p: jaxfl.links(p, symmetric=symmetric, recovery=p).draw_between(KEY, 7, NODES).arrived)
+    np.testing.assert_array_equal(jax.vmap(traced)(jnp.array([0.7, 0.2]))[0], independent[7])
+
+
 def test_success_1_loses_nothing_success_0_everything():
     assert arrivals(jaxfl.links(jnp.where(jnp.eye(NODES, dtype=bool), 0.0, 1.0))).all()
     for links in (jaxfl.links(), jaxfl.links(np.ones(NODES)), jaxfl.links(np.ones((NODES, NODES)))):
@@ -77,8 +126,9 @@ def test_success_1_loses_nothing_success_0_everything():
     assert not at_server(jaxfl.links(0.0), 0, 1000).any()
 
 
-def test_losses_and_rounding_do_not_depend_on_the_number_of_nodes():
-    links = jaxfl.links(0.5, uniform_quantizer(0.1))
+@pytest.mark.parametrize("recovery", [None, 0.2])
+def test_losses_and_rounding_do_not_depend_on_the_number_of_nodes(recovery):
+    links = jaxfl.links(0.5, uniform_quantizer(0.1), recovery=recovery)
     np.testing.assert_array_equal(arrivals(links, 3), arrivals(links, 3, NODES + 3)[:, :NODES, :NODES])
     few, many = (links.send(jnp.full((n, 7), 0.04), links.draw_rounding(KEY, 3, n)).values for n in (NODES, NODES + 3))
     np.testing.assert_array_equal(few, many[:NODES])
@@ -158,6 +208,12 @@ test_refuses = refusals(
         (lambda: jaxfl.links(np.ones((3, 3))).draw_between(KEY, 0, 4), "success"),
         (lambda: jaxfl.links(np.ones(3)).draw_to_server(KEY, 0, 4), "success"),
         (lambda: jaxfl.links(np.ones((4, 4))).draw_to_server(KEY, 0, 4), "success"),
+        (lambda: jaxfl.links(0.5, recovery=1.1), "recovery"),
+        (lambda: jaxfl.links(0.5, symmetric=True, recovery=np.full(3, 0.5)), "recovery"),
+        (lambda: jaxfl.links(0.5, symmetric=True, recovery=np.array([[1.0, 0.5], [0.25, 1.0]])), "recovery"),
+        (lambda: jaxfl.links(1.0, recovery=0.0), "recovery"),
+        (lambda: jaxfl.links(0.5, recovery=np.full(3, 0.5)).draw_between(KEY, 0, 4), "recovery"),
+        (lambda: jaxfl.links(0.5, recovery=np.full((4, 4), 0.5)).draw_to_server(KEY, 0, 4), "recovery"),
     ]
 )
 

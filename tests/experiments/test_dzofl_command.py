@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from helpers import leave_undrawn
 from made_up_images import write_images
+from run_files import run_lines
 
 from experiments.dzofl import EXPERIMENT
 from experiments.dzofl.costs import published_ledger, round_costs
@@ -174,6 +175,16 @@ class TestLinks:
         assert [row.get("lost_messages") for row in again] == [None]
         assert all(row["lost_messages"] > 0 for row in without)
         assert again[0]["total_joules"] > 2.9 * without[0]["total_joules"]
+
+    def test_losses_come_in_the_bursts_that_recovery_says(self, tmp_path, capsys):
+        options = f"{SMALL} --rounds 60 --method DZOFL --links given --success 0.9"
+        ended = run(f"{options} --recovery 0.05", tmp_path / "run")
+        assert "probability 0.333 to 0.333, mean 0.333, or is lost, in bursts of 20 rounds" in ended.printed
+        lost = sum(line["lost_messages"] for line in run_lines(ended.folder) if line["round"])
+        assert lost > 2 * 0.1 * 60 * 5
+        for other in ("--method FedAvg --links given", "--links perfect"):
+            assert main(EXPERIMENT, shlex.split(f"{other} --recovery 0.5 --out {tmp_path / 'other'}")) != 0
+            assert "error: --recovery: " in capsys.readouterr().err
 
     @pytest.mark.parametrize(("quantizer", "bits"), [("none", 32), ("float8", 8), ("dithered", 6)])
     @pytest.mark.quick_cases(1)

@@ -80,6 +80,19 @@ def gt_saga(x, W, g, gamma, rounds):
     return x
 
 
+def k_gt(x, W, g, gamma, rounds, num_steps, outer):
+    """Algorithm 1 of arXiv:2301.01313 from c = 0; step t of round k takes g(k K + t)."""
+    c = np.zeros_like(x)
+    for k in range(rounds):
+        v = x
+        for t in range(num_steps):
+            v = v - gamma * (g(k * num_steps + t, v) + c)
+        z = (x - v) / (num_steps * gamma)
+        c = c - z + W(k) @ z
+        x = W(k) @ (x - num_steps * outer * gamma * z)
+    return x
+
+
 def choco_sgd(x, W, g, gamma, rounds, compress, zeta, order, drawn):
     """Algorithm 2 of arXiv:1902.00340, or the order of arXiv:1907.09356; `compress` (n, d) by what a round draws."""
     copy = np.zeros_like(x)

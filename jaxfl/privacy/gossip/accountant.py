@@ -39,13 +39,15 @@ class Accountant(NamedTuple):
         label: its name in messages.
         published: what its paper states, or why it states nothing.
         estimator: the only gradient estimator that it takes, "mini_batch" or "saga"; None: both.
-        wakes_at_random: each of n K events wakes one of n nodes, which releases; else each node does once a round.
+        wakes_at_random: each of n K events wakes one of n nodes, which releases; else each node does in each round.
+        releases_per_round: releases of a node in a round.
     """
 
     label: str
     published: Published | str
     estimator: str | None = None
     wakes_at_random: bool = False
+    releases_per_round: int = 1
 
     def bound_name(self, bound: str) -> str:
         """Return the name of a bound in statements.
@@ -60,7 +62,7 @@ class Spent(NamedTuple):
 
     accountant: Accountant
     release: Release
-    num_rounds: int
+    num_rounds: int  # with one release each: those of the run times `releases_per_round`
     dp_delta: float
     c2: float
     num_nodes: int

@@ -83,7 +83,7 @@ def account(
 def _spent(plan: Spent, num_rounds: int, factor: float) -> Spent:
     """A node after some rounds, with a factor on its noise."""
     release = plan.release._replace(noise_std=factor * plan.release.noise_std)
-    return plan._replace(release=release, num_rounds=num_rounds)
+    return plan._replace(release=release, num_rounds=num_rounds * plan.accountant.releases_per_round)
 
 
 def _search(
@@ -100,7 +100,8 @@ def _search(
     if bound == "proven" and release.grid is not None:
         grid.check_rounding(epsilon_of, target_epsilon, present)
     if bound == "proven" and one.dp_delta <= unresolved_delta(num_rounds) and math.isinf(epsilon_of(1e6 * present)):
-        left_out = f"{unresolved_delta(num_rounds):.1g}, what accounting leaves out in {num_rounds} rounds"
+        rounds = num_rounds // one.accountant.releases_per_round
+        left_out = f"{unresolved_delta(num_rounds):.1g}, what accounting leaves out in {rounds} rounds"
         raise ArgumentError("dp_delta", f"must be above {left_out}", f"got {one.dp_delta:g}", "Pass a larger one.")
     sampling_rate = min(1.0, release.batch_size / release.num_entries)
     guess = present * verbs.noise_guess(sampling_rate, num_rounds, one.dp_delta, target_epsilon)
@@ -159,7 +160,9 @@ def _mechanism(spent: Spent) -> str:
     release, rate = spent.release, min(1.0, spent.release.batch_size / spent.release.num_entries)
     multiplier = math.nan if release.clip_norm is None else release.noise_std * release.batch_size / release.clip_norm
     effective = "" if release.secrets is None else "effective "
-    return f"{spent.num_rounds} rounds, {effective}{drawn('samples', release.sampler, rate, multiplier)}"
+    per_round = spent.accountant.releases_per_round
+    rounds = f"{spent.num_rounds // per_round} rounds" + f" of {per_round} releases" * (per_round > 1)
+    return f"{rounds}, {effective}{drawn('samples', release.sampler, rate, multiplier)}"
 
 
 def _bound_on_gradients(release: Release) -> str:

@@ -34,7 +34,15 @@ from jaxfl.analysis.html_parts import bullets, escaped, section, table_of
 from jaxfl.analysis.plots import new_figure, run_title
 from jaxfl.core import ArgumentError
 from jaxfl.core.outputs import drop_link
-from jaxfl.privacy.statements import SECRET, UNPAID_CHOICE, leaves_out, rounded_up, simulation, statement_text
+from jaxfl.privacy.statements import (
+    SECRET,
+    UNPAID_CHOICE,
+    leaves_out,
+    neighbors,
+    rounded_up,
+    simulation,
+    statement_text,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,8 +71,8 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
         raise ArgumentError("path", "must lie in a folder that exists", f"got {path}", "Make the folder.")
     title = ", ".join(dict.fromkeys(run_title(folder / "config.json") for folder in folders))
     parts = [
-        section("Results", _results(shown)),
         section("Privacy", _statements(shown)),
+        section("Results", _results(shown)),
         section("What ε does not cover", _left_out(shown)),
         section("Sites", _sites(shown)),
         section("Curves", _legend(shown) + _curves(shown)),
@@ -91,7 +99,7 @@ def _results(shown: Sequence[Shown]) -> str:
     metric, ranked = ranking(shown)
     if ranked and len(shown) >= FEWEST_SORTED:
         note += f"From best to worst by {METRICS[metric]}{', then baselines' * any(map(is_baseline, shown))}. "
-    note += "ε: of the worst node, by the first statement below that has one. Costs: sums over nodes and rounds.</p>"
+    note += "ε: of the worst node, by its first statement above. Costs: sums over nodes and rounds.</p>"
     best = [one.label for one in shown].index(ranked[0]) if ranked else None
     return marked + note + table_of(heading, rows, best)
 
@@ -170,7 +178,8 @@ def _statements(shown: Sequence[Shown]) -> str:
             parts.append(f"{escaped(names)}<ul>{''.join(items)}</ul></details>")
     if common:
         parts.append(f"<details><summary>Assumptions of all statements</summary>{bullets(common)}</details>")
-    return "".join(parts)
+    explained = "".join(f'<p class="note">{escaped(text)}.</p>' for text in neighbors(all_statements(shown)))
+    return explained + "".join(parts)
 
 
 def _rests(stated: Mapping[str, Any]) -> list[str]:

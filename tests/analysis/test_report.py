@@ -103,7 +103,7 @@ def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
     text = re.sub(r"<[^>]+>", " ", page.partition("<body>")[2])
     assert text.count("hospital ") == 2 * 30
     assert all(text.count(assumption) == 1 for assumption in ("clipped at 1", "only B&#x27;s"))
-    places = [page.index(f"<h2>{name}</h2>") for name in ("Results", "Privacy", "Sites", "Curves")]
+    places = [page.index(f"<h2>{name}</h2>") for name in ("Privacy", "Results", "Sites", "Curves")]
     assert places == sorted(places)
     assert "<td class=long>--x" in page
     for rule in ("@media print", "details::details-content", "beforeprint"):

@@ -111,6 +111,23 @@ def test_the_first_call_of_a_program_says_no_time_left(monkeypatch):
     assert progress._rate() == "1 rounds/s, 1:30 left"
 
 
+def test_the_time_left_is_that_of_lanes_whose_rate_is_known(monkeypatch):
+    """Lanes of a plan's other programs may be ten times as fast."""
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    progress = ProgressReport(1000, quiet=True)
+    shown = []
+    for label, num_rounds, seconds in (("slow", 100, 1.0), ("fast", 900, 0.1)):
+        progress.begin(label, num_rounds)
+        progress.compiled()
+        for rounds in (1, 9, num_rounds - 10):
+            now += rounds * seconds
+            progress.advance(rounds)
+            shown.append(progress._rate())
+    assert shown[1:3] == ["1 rounds/s, 1:30 left of these runs", "1 rounds/s"]
+    assert shown[4:] == ["10 rounds/s, 1:29 left", "10 rounds/s, 0:00 left"]
+
+
 def test_in_a_notebook_one_line_that_is_written_anew():
     console = rich.console.Console(file=io.StringIO(), force_jupyter=True, width=120)
     with ProgressReport(40, console=console) as progress:

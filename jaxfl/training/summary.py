@@ -19,6 +19,7 @@ from jaxfl.privacy.statements import caption as statements_in_short
 from jaxfl.privacy.statements import neighbors, simulation, statement_text
 from jaxfl.training.case import larger_is_worse
 from jaxfl.training.chunks import COSTS
+from jaxfl.training.fitting_table import FittingTable
 from jaxfl.training.json_files import jsonable, write_atomically
 
 STATUSES = ("finished", "budget_spent", "stopped_early", "diverged", "stopped")
@@ -255,14 +256,13 @@ def summary_table(
     costs = {name: _costs_text(row.get("costs", {})) for name, row in cases.items()}
     troubled = any(trouble(row) for row in cases.values())
     title, caption = "\n".join([summary["experiment"], *claims]), "\n".join(lines)
-    table = rich.table.Table(title=title, title_justify="left", caption=caption, caption_justify="left")
+    table = FittingTable(file=RESULTS, title=title, title_justify="left", caption=caption)
     options, named = varying({name: row.get("settings", {}) for name, row in summary["cases"].items()})
     for option in options:
         table.add_column(option, overflow="fold")  # values with the same first letters must stay distinct
     table.add_column("rounds", justify="right")
     for name in shown:
-        unit = " (%)" if in_percent(name) else ""
-        table.add_column(name.replace("_", " ") + unit, justify="right")
+        table.add_numbers(name.replace("_", " ") + (" (%)" if in_percent(name) else ""))
     if any(costs.values()):
         table.add_column("sent, time, energy", justify="right")
     if troubled:
@@ -319,7 +319,7 @@ def format_spread(name: str, value: Mapping[str, Any] | None) -> str:
         return "-"
     parts = [part for part in (value["mean"], value["std"]) if part is not None]
     texts = [f"{100 * part:.1f}" if in_percent(name) else f"{part:.3g}" for part in parts]
-    # No-break spaces: a narrow table breaks its headings, not its numbers.
+    # No-break spaces: `FittingTable` breaks no line there.
     return "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}".join(texts)
 
 

@@ -43,6 +43,7 @@ from jaxfl.privacy.statements import (
     simulation,
     statement_text,
 )
+from jaxfl.privacy.statements import caption as statements_in_short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,8 +72,8 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
         raise ArgumentError("path", "must lie in a folder that exists", f"got {path}", "Make the folder.")
     title = ", ".join(dict.fromkeys(run_title(folder / "config.json") for folder in folders))
     parts = [
-        section("Privacy", _statements(shown)),
         section("Results", _results(shown)),
+        section("Privacy", _statements(shown)),
         section("What ε does not cover", _left_out(shown)),
         section("Sites", _sites(shown)),
         section("Curves", _legend(shown) + _curves(shown)),
@@ -91,15 +92,19 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
 
 
 def _results(shown: Sequence[Shown]) -> str:
-    """The table of results, under what it means."""
+    """The table of results, under the claims in short and what it means."""
     heading, rows = results(shown)
-    marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulation({"": all_statements(shown)}))
+    simulated = simulation({"": all_statements(shown)})
+    marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulated)
+    claims = statements_in_short({one.label: one.row.get("privacy", []) for one in shown})
+    claims = [text for text in claims if text not in simulated] + neighbors(all_statements(shown))
+    marked += bullets(claims)
     seeds = max(len(one.row.get("status", [])) for one in shown)
     note = f'<p class="note">Mean{f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"}. '
     metric, ranked = ranking(shown)
     if ranked and len(shown) >= FEWEST_SORTED:
         note += f"From best to worst by {METRICS[metric]}{', then baselines' * any(map(is_baseline, shown))}. "
-    note += "ε: of the worst node, by its first statement above. Costs: sums over nodes and rounds.</p>"
+    note += "ε: of the worst node, by the first statement below that has one. Costs: sums over nodes and rounds.</p>"
     best = [one.label for one in shown].index(ranked[0]) if ranked else None
     return marked + note + table_of(heading, rows, best)
 
@@ -178,8 +183,7 @@ def _statements(shown: Sequence[Shown]) -> str:
             parts.append(f"{escaped(names)}<ul>{''.join(items)}</ul></details>")
     if common:
         parts.append(f"<details><summary>Assumptions of all statements</summary>{bullets(common)}</details>")
-    explained = "".join(f'<p class="note">{escaped(text)}.</p>' for text in neighbors(all_statements(shown)))
-    return explained + "".join(parts)
+    return "".join(parts)
 
 
 def _rests(stated: Mapping[str, Any]) -> list[str]:

@@ -61,10 +61,13 @@ class FittingTable(rich.table.Table):
             shown.remove(column)
             left_out.insert(0, str(column.header))
         room = _room(shown, options)
-        for column in shown:  # rich would take from columns without regard to their words
-            least = _least(column)
-            more = min(max(map(cell_len, _texts(column))) - least, room)
-            column.width, room = (least + more, room - more) if room >= 0 else (None, room)
+        widths = None if room < 0 else [*map(_least, shown)]  # None: rich takes from all
+        for texts in (_cells, _texts) if widths else ():  # first cells get the line that they are
+            for number, column in enumerate(shown):
+                more = min(max(map(cell_len, texts(column)), default=0) - widths[number], room)
+                widths[number], room = widths[number] + max(more, 0), room - max(more, 0)
+        for number, column in enumerate(shown):
+            column.width = widths and widths[number]
         table = copy.copy(self)
         table.columns = shown
         if left_out:
@@ -73,9 +76,12 @@ class FittingTable(rich.table.Table):
         yield from rich.table.Table.__rich_console__(table, console, options)
 
 
+def _cells(column: rich.table.Column) -> list[str]:
+    return [*map(str, column.cells)]
+
+
 def _texts(column: rich.table.Column) -> list[str]:
-    """Heading and cells."""
-    return [str(column.header), *map(str, column.cells)]
+    return [str(column.header), *_cells(column)]
 
 
 def _least(column: rich.table.Column) -> int:

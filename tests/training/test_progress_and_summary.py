@@ -213,3 +213,16 @@ def test_the_closing_table_of_many_cases_is_short_and_says_what_failed():
     assert [("1 of 2 diverged" in row, "point 3 " in row) for row in rows].count((True, True)) == 1
     assert "the best 10 of 48 cases and the last" in " ".join(text.split())
     assert "proven (zero out one sample, δ = 1e-05): ε = 2.5 for each case" in " ".join(text.split())
+
+
+def test_claims_stand_before_results_with_what_neighboring_data_are():
+    summary = _summary()
+    proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "replace_one"}
+    summary["cases"]["A"]["privacy"] = [proven]
+    console = _console(terminal=False)
+    console.print(summary_table(summary))
+    text = _written(console)
+    claims = " ".join(text.partition("┏")[0].split())
+    meaning = claims.index("another sample stands in the place of one (replace one sample)")
+    assert 0 <= claims.index("A: ε = 2.5 proven") < meaning
+    assert "ε = 2.5" not in text.partition("┏")[2]

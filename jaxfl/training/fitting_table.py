@@ -60,14 +60,14 @@ class FittingTable(rich.table.Table):
                 break
             shown.remove(column)
             left_out.insert(0, str(column.header))
-        room = _room(shown, options)
-        widths = None if room < 0 else [*map(_least, shown)]  # None: rich takes from all
-        for texts in (_cells, _texts) if widths else ():  # first cells get the line that they are
+        widths, room = [*map(_least, shown)], _room(shown, options)
+        for texts in (_cells, _texts) if room > 0 else ():  # first each cell gets a line, then each heading
             for number, column in enumerate(shown):
-                more = min(max(map(cell_len, texts(column)), default=0) - widths[number], room)
-                widths[number], room = widths[number] + max(more, 0), room - max(more, 0)
-        for number, column in enumerate(shown):
-            column.width = widths and widths[number]
+                more = max(map(cell_len, texts(column)), default=0) - widths[number]
+                more = max(0, min(more, room))
+                widths[number], room = widths[number] + more, room - more
+        for column, width in zip(shown, widths, strict=True):
+            column.width = None if room < 0 else width  # None: rich takes from all
         table = copy.copy(self)
         table.columns = shown
         if left_out:

@@ -33,7 +33,7 @@ _POINTERS = {  # a word that is not taken -> options that it may stand for; the 
     "samples": ("num_train",),
     "agents": ("nodes",),
     "workers": ("nodes",),
-    "fraction": ("participation_rate", "num_active"),
+    **dict.fromkeys(("fraction", "participation_rate"), ("participation_rate", "num_active", "sampling_rate")),
     "max_grad_norm": ("clip_norm",),
     "data": ("dataset",),
     "output": ("out",),
@@ -138,4 +138,5 @@ def letters(value: object) -> str:
 
 
 def _parts(word: str) -> list[str]:
-    return word.lower().replace("-", "_").strip("_").split("_")
+    """Words of a name, in the singular."""
+    return [part.removesuffix("s") for part in word.lower().replace("-", "_").strip("_").split("_")]

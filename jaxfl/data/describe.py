@@ -18,6 +18,7 @@ from rich.text import Text
 from jaxfl.core import ArgumentError
 from jaxfl.core import tables as rules
 from jaxfl.core.parser import Parser
+from jaxfl.core.vocabulary import flag
 from jaxfl.data.columns import OPTIONS, has_columns, read_columns, refuse_other_file
 from jaxfl.data.sources import Dataset
 from jaxfl.data.subset import only_classes
@@ -121,7 +122,9 @@ def main(argv: Sequence[str]) -> int:
         dataset = only_classes(load_file(given.dataset, **options), given.classes)
         _show(console, dataset, given)
     except ArgumentError as error:
-        print(f"error: {error}", file=sys.stderr)
+        name = flag(error.argument)
+        shown = name if name in parser.flags() else error.argument
+        print(f"error: {shown}: {error.requirement}; {error.found}. {error.remedy}", file=sys.stderr)
         return 2
     return 0
 

@@ -126,6 +126,8 @@ def test_a_usual_name_of_a_method_is_taken(word, method):
     [
         *((name, ["--itertions", "3"], "--itertions", "--iterations") for name in ("plan", "privsgp_vr", "epsilon")),
         *((name, ["--label", "y"], "--label", "--label-column") for name in ("plan", "privsgp_vr", "dzofl")),
+        ("plan", ["--labels", "y"], "--labels", "--label-column"),
+        ("epsilon", ["--participation-rate", "0.1"], "--participation-rate", "--num-active"),
         ("data", ["a.csv", "--label", "y"], "--label", "--label-column"),
         *((name, ["--epsilons", "3"], "--epsilons", "--epsilon") for name in ("plan", "privsgp_vr", "epsilon")),
         ("epsilon", ["--epochs", "1"], "--epochs", "--local-steps"),

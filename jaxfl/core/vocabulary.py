@@ -101,7 +101,8 @@ def hint(word: str, known: Collection[str], shown: Callable[[str], str] = str) -
         'Did you mean --iterations? '
     """
     near = nearest(word, known)
-    return "" if near is None else f"Did you mean {shown(near)}? "
+    unit = "It has another unit (docs/epsilon.md). " if word in _NOISE and near in _NOISE[:-1] else ""
+    return "" if near is None else f"Did you mean {shown(near)}? {unit}"
 
 
 def flag(name: str) -> str:

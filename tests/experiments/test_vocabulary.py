@@ -88,6 +88,8 @@ def test_a_word_for_noise_is_taken_or_leads_to_the_commands_own(word, name, caps
     (pointed,) = re.findall(r"Did you mean --(\S+)\?", result) or [None]
     of_noise = own & {*NOISE, "target_epsilon"}
     assert (pointed is not None and pointed.replace("-", "_") in of_noise) if of_noise else pointed is None
+    is_other_noise = word != "sigma" and pointed not in (None, "target-epsilon")
+    assert ("another unit" in result) == is_other_noise, "a multiplier is no standard deviation"
 
 
 def methods_of(experiment):

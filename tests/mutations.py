@@ -177,6 +177,13 @@ jaxfl/channel/compress.py: jnp.abs(flat) => flat
 jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]
 jaxfl/channel/links.py: t + (one - rounded) => t + (rounded - one)
+[tests/algorithms/clients/test_selection.py -k "proportion or largest or counted"]
+jaxfl/algorithms/clients/selection.py: top_k(mean_losses( => top_k(-mean_losses(
+jaxfl/algorithms/clients/selection.py: data.sizes if self.is_by_size else None => None
+jaxfl/algorithms/clients/selection.py: forward_evaluations + asked * data.sizes => forward_evaluations + asked
+[tests/training/test_optimality.py -k "definition or regret"]
+jaxfl/training/optimality.py: (losses[0] - losses[1])) => losses[0])
+jaxfl/training/optimality.py: np.diff(at, prepend=0) * of_seed => of_seed
 [tests/algorithms/clients/test_private_updates.py]
 jaxfl/algorithms/clients/uplink.py: lambda _: float(num_expected) => lambda _: float(num_expected + 1)
 [tests/algorithms/test_gradient_tracking.py]

@@ -22,8 +22,8 @@ from jaxfl.frame.options import ABSENT, added_later
 from jaxfl.privacy.mechanisms import NoiseMechanism
 from jaxfl.privacy.shared import check_colluding, check_ratio, key_graph
 
-ALI, FIXED, UPDATES, ALONE = "ALI-DPFL", "DPFL", "DP-FedAvg", "alone"
-PRIVATE_STEPS = (ALI, FIXED, ALONE)  # methods whose clients make DP-SGD
+ALI, FIXED, CORRECTED, UPDATES, ALONE = "ALI-DPFL", "DPFL", "SCAFFOLD", "DP-FedAvg", "alone"
+PRIVATE_STEPS = (ALI, FIXED, CORRECTED, ALONE)  # methods whose clients make DP-SGD
 
 
 def _as_published(clip_norm: Any, *, constants_batch: int | None = None) -> BoundConstants:
@@ -47,14 +47,15 @@ class Learning:
 
     COUNTS: ClassVar = (
         where("method", (ALI,), "kappa", "constants", *CONSTANTS.counts),
-        where("method", (FIXED, "FedAvg", UPDATES, ALONE), "local_steps"),
+        where("method", (FIXED, CORRECTED, "FedAvg", UPDATES, ALONE), "local_steps"),
         where("method", (UPDATES,), "num_active", "update_clip_norm", "update_noise_multiplier"),
         where("rounds", ("auto",), "round_ratio"),
         CONSTANTS.counts,
     )
-    method: Literal["ALI-DPFL", "DPFL", "FedAvg", "DP-FedAvg", "alone"] = ALI
-    """ALI-DPFL (tau chosen anew in each round), DPFL (the same with tau fixed), FedAvg (DPFL without clipping and
-    noise), DP-FedAvg (privacy of whole clients) or alone (DPFL without a server: each client by itself)."""
+    method: Literal["ALI-DPFL", "DPFL", "SCAFFOLD", "FedAvg", "DP-FedAvg", "alone"] = ALI
+    """ALI-DPFL (tau chosen anew in each round), DPFL (the same with tau fixed), SCAFFOLD (DPFL with control variates,
+    made of the noisy steps), FedAvg (DPFL without clipping and noise), DP-FedAvg (privacy of whole clients) or alone
+    (DPFL without a server: each client by itself)."""
     step_size: float = traced(0.5)
     """Step size of the clients' SGD."""
     batch_size: int = 75
@@ -236,7 +237,7 @@ class Configuration:
             clip_norm=None if silent else budget.clip_norm,
             noise=noise,
             num_steps=None if learning.method == ALI else self.steps_at,
-            weighting="uniform" if learning.method == UPDATES or self.shares_noise else "data",
+            weighting="uniform" if learning.method in (UPDATES, CORRECTED) or self.shares_noise else "data",
         )
 
     def steps_at(self, round_index: Any) -> Any:
@@ -263,6 +264,8 @@ class Configuration:
         learning, most = self.learning, self.budget.max_iterations
         if learning.method == ALONE:
             return jaxfl.partial_averaging(self.task(), clients=self.local_steps(), synchronized=())
+        if learning.method == CORRECTED:
+            return jaxfl.scaffold(self.task(), clients=self.local_steps(), num_active=self.clients.nodes)
         if learning.method != ALI:
             some = learning.method == UPDATES and not self.shares_noise
             num_active = learning.num_active if some else self.clients.nodes

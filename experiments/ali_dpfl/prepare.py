@@ -36,8 +36,8 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             "privacy": privacy_of(config, sizes[name], asked_of(rows[name].config)),
             "released": released(config),
             "noise_stds": tuple(each * config.budget.clip_norm / batch_size for each in multipliers),
-            "final_params_are_private": method in (FIXED, UPDATES, ALONE)
-            or (method == ALI and config.learning.constants == "private"),
+            "final_params_are_private": method == UPDATES
+            or (method in PRIVATE_STEPS and (method != ALI or config.learning.constants == "private")),
             "max_rounds": last,
             "budgets": {"local_iterations": config.budget.max_iterations} if method == ALI else {},
         }

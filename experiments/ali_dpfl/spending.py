@@ -82,8 +82,8 @@ def settled(config: Configuration, sizes: Sequence[int]) -> Configuration:
 def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
     """The configuration with the least noise on iterations that meets the budget, where it is asked for.
 
-    Clients have one noise where they have equally many samples, to within the one that an even deal leaves over, and
-    each its own where they have not. Sizes are public, and so is which of the two holds.
+    Clients have one noise where they share it, or have equally many samples, to within the one that an even deal leaves
+    over, and each its own elsewhere. Sizes are public, and so is which of the two holds.
     """
     learning, budget = config.learning, config.budget
     if budget.client_noise:
@@ -105,10 +105,7 @@ def _with_noise(config: Configuration, sizes: Sequence[int]) -> Configuration:
         found = f"got {learning.constants_noise:g}, with which {estimates} estimates only cost {estimates_cost:.4g}"
         raise ArgumentError("constants_noise", requirement, found, "Pass more, or fewer rounds.")
     assert not isinstance(budget.max_iterations, str)
-    kinds = config.clients.nodes if max(sizes) - min(sizes) > 1 else 1
-    if kinds > 1 and config.shares_noise:
-        requirement = "must be everyone where clients' numbers of samples, and so their noise, differ"
-        raise ArgumentError("trust", requirement, "got pairs", "Leave it out, or deal samples evenly.")
+    kinds = config.clients.nodes if max(sizes) - min(sizes) > 1 and not config.shares_noise else 1
     accounts = [account_of(config, sizes, estimates, slice(i, None, kinds)) for i in range(kinds)]
     noise = [account.calibrate(budget.max_iterations, target, *held) for account in accounts]
     return override(config, {"noise_multiplier": max(noise), "client_noise": tuple(noise) if kinds > 1 else ()})

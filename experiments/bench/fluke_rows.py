@@ -7,11 +7,13 @@ fails where torchvision is installed for another build of PyTorch; without torch
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 from fluke import FlukeENV  # pyright: ignore[reportMissingImports]
+from fluke.algorithms import PersonalizedFL  # pyright: ignore[reportMissingImports]
 from fluke.algorithms.fedavg import FedAVG  # pyright: ignore[reportMissingImports]
 from fluke.data import FastDataLoader  # pyright: ignore[reportMissingImports]
 
@@ -36,8 +38,8 @@ def calls(setting: Setting, data: FederatedData) -> dict[str, tuple[Callable[[],
     return {"loop": (call, setting.rounds)}
 
 
-def federation(setting: Setting, params: PyTree, data: FederatedData) -> FedAVG:
-    """Federated averaging from `params`, one node's."""
+def federation(setting: Setting, params: PyTree, data: FederatedData, method: Any = FedAVG, **options: Any) -> Any:
+    """A method of fluke's from `params`, one node's, with options of its clients."""
     inputs, labels = torch.from_numpy(np.array(data.inputs)), torch.from_numpy(np.array(data.labels)).long()
     sizes = {"num_labels": setting.network.num_classes, "batch_size": setting.batch_size}
     used = setting.num_local_steps * setting.batch_size
@@ -46,9 +48,11 @@ def federation(setting: Setting, params: PyTree, data: FederatedData) -> FedAVG:
     client = {
         "optimizer": {"name": "SGD", "lr": setting.step_size},
         "scheduler": {"name": "StepLR", "step_size": 1, "gamma": 1.0},
-        **{"loss": "CrossEntropyLoss", "local_epochs": 1, "batch_size": setting.batch_size},
+        **{"loss": "CrossEntropyLoss", "local_epochs": 1, "batch_size": setting.batch_size, **options},
     }
     FlukeENV().set_eval_cfg(pre_fit=False, post_fit=False, server=False, locals=False)
     splitter = SimpleNamespace(assign=lambda *_: ((own, [None] * setting.num_nodes), None))
     model = network(setting.network.model, as_torch(params))
-    return FedAVG(setting.num_nodes, splitter, {"client": client, "server": {"weighted": False}, "model": model})
+    if issubclass(method, PersonalizedFL):
+        client["model"] = model
+    return method(setting.num_nodes, splitter, {"client": client, "server": {"weighted": False}, "model": model})

@@ -12,15 +12,22 @@ from jaxfl.frame.options import ABSENT, added_later, affects_statements_only, tr
 from jaxfl.privacy.clients import ClientRelease, account
 
 from .. import ali_dpfl, dp_gradient_tracking, privsgp_vr
+from ..privsgp_vr.options import CORRECTED
 from ..privsgp_vr.options import METHODS as ON_A_GRAPH
 from ..privsgp_vr.trust import Trust
 
 RELATIONS = ("zero_out", "replace_one")
 UPDATES, ADAPTIVE = "DP-FedAvg", "ALI-DPFL"
+WITH_SERVER = (ADAPTIVE, "DPFL", "SCAFFOLD", UPDATES)
 SILENT = ("pooled", "without_noise")
-IN_PAIRS = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", "DPFL")  # methods whose nodes may share noise
-MIXING = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", "noisy-states", "without_noise")  # may mix more than once in a round
+MIXING = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", *CORRECTED, "noisy-states", "without_noise")  # more than once in a round
 UNMIXED = ("DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states")  # whose round ends with a node's own noise
+# Whom nodes may trust in a method, everyone in the others: `Observers.trust` says who observes then.
+OBSERVERS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("PrivSGP-VR", "DP2-SGD", *CORRECTED), ("everyone", "pairs")),
+    "PrivSGP": ("everyone", "pairs", "curator"),
+    "DPFL": ("everyone", "pairs", "sums", "curator"),
+}
 
 
 class Method(NamedTuple):
@@ -41,16 +48,18 @@ class Learning:
         where("method", (ADAPTIVE,), "kappa", "estimates_share"),
         where("method", ("DP-GT", "noisy-states"), "state_mixing"),
         where("method", MIXING, "mixings"),
-        where("method", (*MIXING, *UNMIXED), "final_mixings"),
+        where("method", [name for name in (*MIXING, *UNMIXED) if name not in CORRECTED], "final_mixings"),
         where("method", UNMIXED, "measured"),
+        where("method", WITH_SERVER, "local_steps"),
     )
     method: Literal[
-        "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL", "DP-FedAvg",
-        "alone", "pooled", "curator", "without_noise"
+        "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "QG-DSGDm", "ED", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL",
+        "SCAFFOLD", "DP-FedAvg", "alone", "pooled", "without_noise"
     ] = "PrivSGP"  # fmt: skip
-    """On a graph: PrivSGP-VR, PrivSGP, DP2-SGD, A(DP)2SGD, DP-GT (gradient tracking) and noisy-states (noisy gossip).
-    With a server: ALI-DPFL, DPFL, and DP-FedAvg, which protects whole clients. Baselines of PrivSGP: alone (each node
-    by itself), pooled (all data in one place, no noise), curator (the same by DP-SGD) and without_noise."""
+    """On a graph: PrivSGP-VR, PrivSGP, DP2-SGD, A(DP)2SGD, QG-DSGDm (quasi-global momentum), ED (exact diffusion, as
+    D2), DP-GT (gradient tracking) and noisy-states (noisy gossip). With a server: ALI-DPFL, DPFL, SCAFFOLD (control
+    variates), and DP-FedAvg, which protects whole clients. Baselines of PrivSGP: alone (each node by itself), pooled
+    (all data in one place, no noise) and without_noise."""
     rounds: int = 60
     """Rounds of every method. Methods with a server make local_steps iterations in each."""
     step_size: float = traced(1.0)
@@ -67,12 +76,13 @@ class Learning:
     """Exchanges of a round, of methods that may have several: they cost bits and no epsilon."""
     final_mixings: int = added_later(0, {0: ABSENT})
     """Exchanges after the last round, of methods on a graph."""
-    measured: Literal["paper", "after_mixing"] = added_later("paper", {"paper": ABSENT})
-    """Place at which DP2-SGD, A(DP)2SGD, DP-GT and noisy-states are measured. paper: where their papers end a round,
-    with a node's own fresh noise that nobody has averaged. after_mixing: after one more exchange of what was released,
-    which costs bits and no epsilon. A round of PrivSGP ends with a mixing, so that this is the same place for all."""
+    measured: Literal["after_mixing", "paper"] = "after_mixing"
+    """Place at which DP2-SGD, A(DP)2SGD, DP-GT and noisy-states are measured. after_mixing: after one more exchange of
+    what was released, which costs bits and no epsilon. A round of the others ends with a mixing, so that this is the
+    same place for all. paper: where their papers end a round, with a node's own fresh noise that nobody averaged."""
     local_steps: int = 3
-    """Iterations of a client in a round, of methods with a server; ALI-DPFL divides as many over its rounds."""
+    """Iterations of a client in a round, of methods with a server; ALI-DPFL divides as many over its rounds. With
+    --trust sums a client makes one, for a second would move by more than the noise."""
     kappa: float = traced(30.0)
     """Constant by which ALI-DPFL chooses its steps of a round; a larger one allows more."""
     estimates_share: float = traced(0.5)
@@ -89,8 +99,8 @@ class Topology:
     """Who hears whom."""
 
     graph: Literal["exponential", "directed_ring", "ring", "complete", "star"] = "exponential"
-    """Graph of the methods without a server. DP2-SGD, A(DP)2SGD and noisy-states need an undirected one and take the
-    ring in place of a directed one; a server needs none."""
+    """Graph of the methods without a server. DP2-SGD, A(DP)2SGD, ED and noisy-states need an undirected one and take
+    the ring in place of a directed one; a server needs none."""
 
     @property
     def undirected(self) -> str:
@@ -115,24 +125,47 @@ class Budget:
 
 
 @dataclasses.dataclass(frozen=True)
+class Observers(Trust):
+    """Whom a node trusts, and so against whom its epsilon holds."""
+
+    COUNTS: ClassVar = (
+        where("trust", ("pairs",), "key_graph", "shared_ratio", "memory"),
+        where("trust", ("pairs", "sums"), "colluding"),
+        Trust.COUNTS[1],
+    )
+    trust: Literal["everyone", "pairs", "sums", "curator"] = "everyone"  # pyright: ignore
+    """everyone: nobody; epsilon holds against all other nodes together, and a server. pairs: pairs of nodes share noise
+    that cancels in the average; epsilon holds against whoever sees all messages and knows the secrets of colluding
+    nodes. sums: a server sees nothing but sums, by secure aggregation, and knows as many secrets (DPFL). curator: one
+    place has all samples and makes as many steps, in batches of all nodes together (PrivSGP, DPFL); epsilon holds
+    against whoever sees its models. A grid leaves out what a method does not have."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Configuration:
     """One training run of experiments.comparison."""
 
     COUNTS: ClassVar = (
-        dict.fromkeys(
-            [field.name for field in dataclasses.fields(Trust)], lambda options: options["method"] in IN_PAIRS
-        ),
+        {"trust": lambda options: options["method"] not in ("alone", *SILENT)},
         {"memory": lambda options: options["method"] != "DPFL"},
+        {"graph": lambda options: options["method"] not in WITH_SERVER},
+        dict.fromkeys(("graph", "mixings", "final_mixings"), lambda options: options["trust"] != "curator"),
+        {"local_steps": lambda options: options["trust"] != "sums"},
     )
-    data: Data = Data()
+    data: Data = Data(validation=0.2)
     clients: Clients = Clients(nodes=16)
     topology: Topology = Topology()
     network: Network = Network()
     learning: Learning = Learning()
     budget: Budget = Budget()
-    trust: Trust = Trust()
+    trust: Observers = Observers()
     costs: Costs = Costs()
     run: Run = Run()
+
+    @property
+    def exists(self) -> bool:
+        """Whether the method has a mechanism for whom its nodes trust."""
+        return self.trust.trust in OBSERVERS.get(self.learning.method, ("everyone",))
 
     def task(self) -> Task:
         """The learning task."""
@@ -142,15 +175,15 @@ class Configuration:
 def _mixings(learning: Learning) -> dict[str, int]:
     after = learning.measured == "after_mixing" and learning.method in UNMIXED
     within = {"mixings": learning.mixings} if learning.method in MIXING else {}
-    return {**within, "final_mixings": learning.final_mixings + after}
+    return within if learning.method in CORRECTED else {**within, "final_mixings": learning.final_mixings + after}
 
 
 def _gossip(config: Configuration) -> dict[str, Any]:
     learning, budget, topology = config.learning, config.budget, config.topology
-    directed = learning.method not in ("DP2-SGD", "A(DP)2SGD")
+    directed = learning.method not in ("DP2-SGD", "A(DP)2SGD", "ED")
     return {
         **vars(budget),
-        **(config.trust.counting() if learning.method in IN_PAIRS else {}),
+        **(config.trust.counting() if config.trust.trust == "pairs" else {}),
         "noise_std": "calibrated",
         "method": learning.method if learning.method in ON_A_GRAPH else "PrivSGP",
         "graph": topology.graph if directed else topology.undirected,
@@ -188,26 +221,29 @@ def _estimates(config: Configuration) -> dict[str, Any]:
 
 def _clients(config: Configuration) -> dict[str, Any]:
     learning, budget = config.learning, config.budget
+    local_steps = 1 if config.trust.trust == "sums" else learning.local_steps
     changes = {
         **{name: getattr(learning, name) for name in ("method", "rounds", "step_size", "batch_size")},
         "target_epsilon": budget.target_epsilon,
         "dp_delta": budget.dp_delta,
-        "max_iterations": learning.rounds * learning.local_steps,
+        "max_iterations": learning.rounds * local_steps,
     }
     if learning.method == UPDATES:
         active = {"num_active": learning.num_active, "update_clip_norm": learning.update_clip_norm}
-        return {**changes, **active, "local_steps": learning.local_steps}
-    own = _estimates(config) if learning.method == ADAPTIVE else {"local_steps": learning.local_steps}
+        return {**changes, **active, "local_steps": local_steps}
+    own = _estimates(config) if learning.method == ADAPTIVE else {"local_steps": local_steps}
     held = {"noise_multiplier": "calibrated", "neighboring_relation": budget.neighboring_relation}
     return {**changes, **own, **held, **_clients_trust(config), "clip_norm": learning.clip_norm}
 
 
 def _clients_trust(config: Configuration) -> dict[str, Any]:
-    """Options of noise that clients share; without an own choice those of ali_dpfl."""
+    """Options of noise that clients share, or that counts by its sum; without an own choice those of ali_dpfl."""
     trust = config.trust
-    if config.learning.method not in IN_PAIRS or trust.trust == "everyone":
+    if trust.trust not in ("pairs", "sums"):
         return {}
     options = {"trust": trust.trust, "colluding": trust.colluding}
+    if trust.trust == "sums":
+        return options
     if trust.key_graph != "auto":
         options["key_graph"] = trust.key_graph
     return options if isinstance(trust.shared_ratio, str) else {**options, "shared_ratio": trust.shared_ratio}
@@ -217,22 +253,27 @@ _GOSSIP = {name: Method(privsgp_vr.EXPERIMENT, _gossip) for name in ON_A_GRAPH}
 _TRACKING = {
     name: Method(dp_gradient_tracking.EXPERIMENT, _tracking, ("replace_one",)) for name in ("DP-GT", "noisy-states")
 }
-_CLIENTS = {name: Method(ali_dpfl.EXPERIMENT, _clients) for name in (ADAPTIVE, "DPFL", UPDATES)}
+_CLIENTS = {name: Method(ali_dpfl.EXPERIMENT, _clients) for name in WITH_SERVER}
 _BASELINES = {
-    label: Method(privsgp_vr.EXPERIMENT, _gossip, baseline=label) for label in privsgp_vr.EXPERIMENT.baselines
+    label: Method(privsgp_vr.EXPERIMENT, _gossip, baseline=label) for label in ("alone", "pooled", "without_noise")
 }
 METHODS: Mapping[str, Method] = {**_GOSSIP, **_TRACKING, **_CLIENTS, **_BASELINES}
 COMPARED = tuple(name for name in METHODS if name != UPDATES and not METHODS[name].baseline)
 # Rows beside the compared ones, for --baselines: those of PrivSGP.
+_CHANGES = {**{name: {"method": name, "trust": "everyone"} for name in _BASELINES}, "curator": {"trust": "curator"}}
 BASELINES: Mapping[str, Callable[[Row], dict[str, Any] | None]] = {
-    METHODS[name].baseline: lambda row, name=name: {"method": name} if row.config.learning.method == "PrivSGP" else None
-    for name in _BASELINES
+    label: lambda row, changes=changes: changes if row.config.learning.method == "PrivSGP" else None
+    for label, changes in _CHANGES.items()
 }
 
 
 def check_config(config: Configuration) -> None:
     """Refuse what the methods' own experiments do not."""
     method, relation = METHODS[config.learning.method], config.budget.neighboring_relation
+    if not config.exists:
+        allowed = " or ".join(OBSERVERS.get(config.learning.method, ("everyone",)))
+        requirement, found = f"must be {allowed} for {config.learning.method}", f"got {config.trust.trust}"
+        raise ArgumentError("trust", requirement, found, f"Pass {allowed}, or another method.")
     if config.learning.method == "DPFL" and (config.trust.key_graph == "mixing" or config.trust.shared_ratio == "even"):
         name = "key_graph" if config.trust.key_graph == "mixing" else "shared_ratio"
         requirement, found = "must not follow from a communication graph for DPFL", f"got {getattr(config.trust, name)}"

@@ -28,6 +28,7 @@ from jaxfl.training.summary import write_table
 from .options import SILENT, UPDATES
 
 TABLE = "comparison.csv"
+_VALIDATION = "validation_accuracy"
 _METRICS = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model")
 _OWN = ("method", "target_epsilon", "step_size", "baseline")
 _COSTS = ("bits_sent", "simulated_seconds", "joules")
@@ -48,18 +49,21 @@ def finish(finished: Finished) -> list[Path]:
 
 
 def best_rows(finished: Finished) -> list[dict[str, Any]]:
-    """The best step of each method and budget, by mean test accuracy over seeds, among those that all seeds ended.
+    """The best step of each method and budget, by mean accuracy over seeds, among those that all seeds ended.
 
-    Other options that vary are columns, too. `at_an_end` says that the best step is the smallest or the largest of the
-    grid, so that a better one may lie beyond.
+    The accuracy is of the samples that validate, without any of the test samples. Other options that vary are columns,
+    too, and `observer` is against whom the budget holds. `at_an_end` says that the best step is the smallest or the
+    largest of the grid, so that a better one may lie beyond.
     """
     found: dict[Any, list[tuple[float, str]]] = {}
     for name, row in finished.rows.items():
-        of_seeds = (finished.summary["cases"][name].get("test_accuracy") or {}).get("per_seed", [None])
+        case = finished.summary["cases"][name]
+        of_seeds = (case.get(_VALIDATION) or case.get("test_accuracy") or {}).get("per_seed", [None])
         mean = -1.0 if None in of_seeds else sum(of_seeds) / len(of_seeds)
         found.setdefault(tuple(_place(row).items()), []).append((mean, name))
     names = dict.fromkeys(name for row in finished.rows.values() for name in _place(row))
-    rows = []
+    validates = any(_VALIDATION in case for case in finished.summary["cases"].values())
+    metrics, rows = (*([_VALIDATION] if validates else []), *_METRICS), []
     for place, tried in found.items():
         accuracy, name = max(tried)
         if accuracy < 0:
@@ -70,9 +74,10 @@ def best_rows(finished: Finished) -> list[dict[str, Any]]:
                 **dict.fromkeys(names),
                 **dict(place),
                 "neighboring_relation": _relation(finished.rows[name]),
+                "observer": next((one["observer"] for one in case.get("privacy", ()) if one.get("asked")), None),
                 "step_size": _step(finished, name),
                 "at_an_end": len(steps) > 1 and _step(finished, name) in (min(steps), max(steps)),
-                **{metric: _mean(case, metric) for metric in _METRICS},
+                **{metric: _mean(case, metric) for metric in metrics},
                 "test_accuracy_std": case["test_accuracy"]["std"],
                 **{cost: _mean(case["costs"], cost) for cost in _COSTS},
                 "case": name,
@@ -135,5 +140,6 @@ def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
     for axes, label in zip(panels[1:], _AGAINST.values(), strict=True):
         style_axes(axes, _ACCURACY, label)
         axes.set(title=f"during training, at ε = {middle:g}", xscale="log", ylabel=None)
-    legend_below(figure, handles, [], 6)
+    observers = dict.fromkeys(row["observer"] for row in rows if row["observer"])
+    legend_below(figure, handles, [f"ε holds against {', or '.join(observers)}"], 6)
     return save_figure(figure, folder / "plots" / "comparison.png")

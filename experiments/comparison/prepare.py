@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from typing import Any
 
 from jaxfl.frame import Prepared, Row, override
 from jaxfl.frame.experiment import request
@@ -27,7 +29,9 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             cases |= prepared.cases
             facts[experiment] = dict(prepared.saved)
             description += prepared.description[:1]
-    return Prepared({name: cases[name] for name in rows}, description[:1] + _counted(rows), {"settled": facts})
+    cases = {name: cases[name] for name in rows}
+    cases |= {name: _of_curator(cases[name]) for name, row in rows.items() if _baseline(row) == "curator"}
+    return Prepared(cases, description[:1] + _counted(rows), {"settled": facts})
 
 
 def _row(method: Method, row: Row) -> Row:
@@ -41,10 +45,25 @@ def _row(method: Method, row: Row) -> Row:
         changes["batch_size"] = min(int(data_of(seed).sizes.min()) for seed in row.seeds)
     whole = request(method.experiment, changes)
     theirs = Row(override(whole.config, dict(same)), row.seeds, row.settings)
-    if not method.baseline:
+    if not _baseline(row):
         return theirs
-    changes = method.experiment.baselines[method.baseline](theirs)
+    changes = method.experiment.baselines[_baseline(row)](theirs)
     return theirs if changes is None else theirs._replace(config=override(theirs.config, changes))
+
+
+def _baseline(row: Row) -> str:
+    """The baseline that a row is of the experiment that its method comes from; empty for none."""
+    return "curator" if row.config.trust.trust == "curator" else METHODS[row.config.learning.method].baseline
+
+
+def _of_curator(case: Case) -> Case:
+    """The case of one place with all samples, whose statements name its observer: there is no other node."""
+
+    def stated(*args: Any, **options: Any) -> list[dict[str, Any]]:
+        assert case.privacy is not None
+        return [{**one, "observer": "whoever sees its models"} for one in case.privacy(*args, **options)]
+
+    return case._replace(privacy=functools.wraps(case.privacy)(stated) if case.privacy is not None else None)
 
 
 def _counted(rows: Mapping[str, Row]) -> list[str]:
@@ -53,7 +72,9 @@ def _counted(rows: Mapping[str, Row]) -> list[str]:
     methods = dict.fromkeys(config.learning.method for config in configs)
     budgets = dict.fromkeys(f"{config.budget.target_epsilon:g}" for config in configs)
     rounds = dict.fromkeys(str(config.learning.rounds) for config in configs)
+    trust = dict.fromkeys(config.trust.trust for config in configs)
     return [
-        f"{len(rows)} cases: {', '.join(methods)}; proven ε of {', '.join(budgets)}; {', '.join(rounds)} rounds;"
+        f"{len(rows)} cases: {', '.join(methods)}; proven ε of {', '.join(budgets)}, trust {', '.join(trust)} (each ε"
+        f" names its observer); {', '.join(rounds)} rounds;"
         f" step sizes {', '.join(dict.fromkeys(f'{config.learning.step_size:g}' for config in configs))}"
     ]

@@ -11,26 +11,13 @@ import jax
 import numpy as np
 
 from jaxfl import gradients, graphs, privacy
-from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, push_sum
+from jaxfl.algorithms import a_dp2_sgd, dp2_sgd, exact_diffusion, push_sum, qg_dsgdm
 from jaxfl.channel.links import links
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.core.tree import size
 from jaxfl.data.columns import is_file
-from jaxfl.frame import (
-    Choice,
-    Clients,
-    Costs,
-    Data,
-    Network,
-    Publication,
-    Run,
-    affects_statements_only,
-    choose,
-    flat,
-    traced,
-    where,
-)
-from jaxfl.frame.options import ABSENT, added_later
+from jaxfl.frame import Choice, Clients, Costs, Data, Network, Publication, Run, choose, where
+from jaxfl.frame.options import ABSENT, added_later, affects_statements_only, flat, traced
 from jaxfl.frame.own_files import FITTED
 from jaxfl.graphs.files import is_graph_file, read_graph
 from jaxfl.privacy.gossip import C2_OF_THE_PAPER
@@ -69,7 +56,7 @@ class Topology:
     """Probability of each edge of the random graph."""
     success: float = added_later(1.0, {1.0: ABSENT})
     """Probability that a message between two nodes arrives, each by itself in each exchange. PrivSGP and PrivSGP-VR
-    keep what is lost at its sender, DP2-SGD at its receiver (docs/links.md)."""
+    keep what is lost at its sender, others at its receiver (docs/links.md)."""
 
     def build(self, num_nodes: int) -> graphs.Graph:
         """The graph over this many nodes."""
@@ -94,8 +81,11 @@ METHODS = {
     "PrivSGP": Method(privacy.PRIVSGP, push_sum),
     "DP2-SGD": Method(privacy.DP2_SGD, dp2_sgd, needs_noise=True),
     "A(DP)2SGD": Method(privacy.A_DP2_SGD, a_dp2_sgd),
+    "QG-DSGDm": Method(privacy.D_PSGD, qg_dsgdm),  # their papers, too, state no privacy
+    "ED": Method(privacy.D_PSGD, exact_diffusion),
 }
 _DELAYED = "A(DP)2SGD"
+CORRECTED = ("QG-DSGDm", "ED")  # for unequal data; a round ends with its mixing, and there are no final ones
 
 
 def _gaussian(noise_std) -> privacy.NoiseMechanism:
@@ -122,11 +112,13 @@ class Learning:
         where("method", ("PrivSGP-VR",), "storage", "refresh_every"),
         where("method", (_DELAYED,), "max_delay"),
         where("method", tuple(name for name in METHODS if name != _DELAYED), "mixings", "success"),
+        where("method", tuple(name for name in METHODS if name not in CORRECTED), "final_mixings"),
         where("table", ("per_batch",), "entry_size"),
         {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
     )
-    method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD"] = "PrivSGP-VR"
-    """Learning method; docs/privsgp_vr.md."""
+    method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "QG-DSGDm", "ED"] = "PrivSGP-VR"
+    """Learning method; docs/privsgp_vr.md. QG-DSGDm (momentum 0.9) and ED, exact diffusion, take out what unequal data
+    do; docs/methods.md. ED needs an undirected graph."""
     iterations: int | Literal["auto"] = 400
     """Iterations K. auto takes the K that equation (12) of the paper calls optimal for target_epsilon, from constants
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
@@ -302,15 +294,16 @@ class Configuration:
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
         graph = self.topology.build(self.clients.nodes)
-        own = {"num_mixings": learning.mixings, "links": links(self.topology.success)}
+        own: dict[str, Any] = {"num_mixings": learning.mixings, "links": links(self.topology.success)}
+        own = {"max_delay": learning.max_delay} if learning.method == _DELAYED else own
+        own |= {} if learning.method in CORRECTED else {"num_final_mixings": learning.final_mixings}
         return method.algorithm(
             self.task(),
             graph=graph,
             gradient=learning.gradient(self.clients.nodes),
             noise=None if silent and not method.needs_noise else self.mechanism()(noise),
             step_size=learning.step_size,
-            num_final_mixings=learning.final_mixings,
-            **({"max_delay": learning.max_delay} if learning.method == _DELAYED else own),
+            **own,
         )
 
 

@@ -1,4 +1,4 @@
-"""Rewrite the tables and pictures of result pages: python -m experiments.report [PAGE.md ...] [--check].
+"""Rewrite tables, pictures and numbers of result pages: python -m experiments.report [PAGE.md ...] [--check].
 
 `jaxfl.analysis.pages` says what comments in a page stand for.
 """
@@ -17,11 +17,11 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def report(pages: tyro.conf.Positional[tuple[Path, ...]] = (), *, check: bool = False) -> None:
-    """Rewrite the tables and pictures of result pages from the files beside them.
+    """Rewrite tables, pictures and numbers in sentences of result pages from the files beside them.
 
     Args:
         pages: result pages; all of experiments/results by default.
-        check: write nothing, draw nothing, and end with exit code 1 if a table differs from its file.
+        check: write nothing, draw nothing, and end with exit code 1 if a table or a number differs from its file.
     """
     differing = []
     for page in pages or sorted(RESULTS.glob("*/*.md")):

@@ -23,6 +23,8 @@ from jaxfl.algorithms.clients.robust import multi_krum as multi_krum
 from jaxfl.algorithms.clients.robust import random_updates as random_updates
 from jaxfl.algorithms.clients.robust import sign_flip as sign_flip
 from jaxfl.algorithms.clients.robust import trimmed_mean as trimmed_mean
+from jaxfl.algorithms.clients.selection import by_loss as by_loss
+from jaxfl.algorithms.clients.selection import by_size as by_size
 from jaxfl.algorithms.clients.uplink import uplink as uplink
 from jaxfl.algorithms.corrected_steps import ditto as ditto
 from jaxfl.algorithms.corrected_steps import fed_dyn as fed_dyn

@@ -58,8 +58,8 @@ def fed_avg(
             private updates refuse batch normalization. Statistics are averaged like parameters, and a client's local
             steps start from the server's.
         clients: what an active client does, see `jaxfl.local_steps`.
-        num_active: clients in a round, uniform without replacement, at most all. With private updates: how many are
-            expected, each drawn independently.
+        num_active: clients in a round, uniform without replacement, at most all, if the uplink has no `selection`. With
+            private updates: how many are expected, each drawn independently.
         server_optimizer: any optax transformation, of the pseudo-gradient; default `optax.sgd(1.0)`, with which the
             new model is the average of the clients'.
         uplink: `jaxfl.uplink(...)`, the way of clients' updates x_i - x to the server: links, privacy of whole clients.

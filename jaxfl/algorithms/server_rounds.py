@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
-from jaxfl.algorithms.clients.server import check_num_active, draw_active, over_slots, server_model
+from jaxfl.algorithms.clients.server import check_num_active, over_slots, server_model
 from jaxfl.algorithms.clients.steps import GradientOf, StepDraws, StepGradient
 from jaxfl.algorithms.clients.uplink import PLAIN, Uplink, UplinkDraws, info_at_clients, of_whole_models
 from jaxfl.algorithms.exchange import plus_seeds
@@ -54,10 +54,10 @@ class State(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """The random numbers of one round; k clients are active."""
+    """The random numbers of one round; k clients are active, or candidates where losses choose among them."""
 
     active: Array  # (k,), int32, different clients; drawn in ascending order
-    steps: StepDraws  # of the active clients
+    steps: StepDraws  # of these clients
     uplink: UplinkDraws  # which slots hold a client, what arrives, and noise
     more: tuple[StepDraws, ...] = ()  # of further local steps of the same clients, each of a stream of its own
 
@@ -150,6 +150,8 @@ def server_rounds(
     """
     check.at_least(1, num_active=num_active)
     way, learners = PLAIN if uplink is None else uplink, (clients, *rule.more)
+    selection = way.selection
+    selection.check_count(num_active)
     way.check(task, clients, keeps_sums=rule.keeps_sums)
     if way.aggregate is not None and num_active < way.aggregate.least:
         requirement = f"must be at least {way.aggregate.least} for this aggregate: a round with fewer updates is void"
@@ -164,6 +166,7 @@ def server_rounds(
 
     def init(key, data):
         check_num_active(num_active, data.num_nodes)
+        selection.check_data(data)
         check.per_node(data.num_nodes, num_steps=rule.num_steps)
         for learner in learners:
             learner.check_data(task, data)
@@ -182,19 +185,21 @@ def server_rounds(
     def draw(key, state, data):
         n, k = data.num_nodes, state.round_index
         check_num_active(num_active, n)
-        choose = partial(draw_active, key, k, num_active, n)
+        choose = partial(selection.draw, key, k, num_active, data)
         active, of_way = way.draw(key, k, state.params, n, num_active, choose)
         steps = [learner.draw(key, k, active, data, task, stream=j) for j, learner in enumerate(learners)]
         return Draws(active=active, steps=steps[0], uplink=of_way, more=tuple(steps[1:]))
 
     def update(state, data, draws):
-        k, active, drawn = state.round_index, draws.active, (draws.steps, *draws.more)
+        k, before = state.round_index, Variables(state.params, state.model_state)
+        drawn = draws.steps, *draws.more
+        active, drawn = selection.choose(task, data, before, num_active, draws.active, drawn)
         steps = tuple(one.steps(data, active, of_one) for one, of_one in zip(learners, drawn, strict=True))
         if rule.num_steps is not None:
             runs = jnp.arange(clients.max_steps, dtype=jnp.int32)[None] < rule.num_steps[active][:, None]
             steps = (steps[0]._replace(mask=steps[0].mask & runs[..., None]), *steps[1:])
         gradients = tuple(one.gradient_of(task, data) for one in learners)
-        before, public = Variables(state.params, state.model_state), rule.public(k, state.params)
+        public = rule.public(k, state.params)
 
         def train(number, client_steps, memory):
             def run(change=None, *, start=before, which=0, count=None):
@@ -244,6 +249,7 @@ def server_rounds(
             bits_received=jnp.full(active.shape, down, jnp.float32),
         )
         info = info_at_clients(of_active, draws.uplink, active, data.num_nodes)
+        info = selection.counted(info, data, draws.active, down)
         noise = clients.noise if way.updates is None else way.updates.noise
         secrets = None if noise is None else noise.secrets
         if secrets is not None:  # any two clients may be partners where not all are active

@@ -145,9 +145,9 @@ def _note(directive: Directive, folder: Path) -> str:
         return "line: mean over seeds" + ("" if directive.bands else ", band: smallest to largest seed")
     if not any("seed" in row for row in read_rows(directive, folder)):
         return "lines: by formula"
-    best = (
-        f"; best {directive.best[0].replace('_', ' ')} of each point, by what the axis shows" if directive.best else ""
-    )
+    validated = any("validation_accuracy" in row for row in read_rows(directive, folder))
+    by = "by samples that validate" if validated else "by what the axis shows"
+    best = f"; best {directive.best[0].replace('_', ' ')} of each point, {by}" if directive.best else ""
     return f"points: mean over seeds, bars: standard deviation{best}"
 
 

@@ -32,20 +32,20 @@ OPTIONS = {
     **{"target_epsilon": "ε", "iterations": "K", "step_size": "step", "num_active": "senders"},
     "decay_rounds": "step cut after rounds",
 }
-_OF_TABLES = ("rows", "columns", "value", "best", "where")
+_OF_TABLES, _OF_VALUES = ("rows", "columns", "value", "best", "where"), ("value", "best", "where", "less", "unit")
 
 
 class Directive(NamedTuple):
     """A comment of a page that says what follows it."""
 
-    kind: str  # table or picture
+    kind: str  # table, picture or value
     names: tuple[str, ...]  # of the files
     rows: tuple[str, ...] = ()  # options whose values name the rows of a table
     columns: tuple[str, ...] = ()  # one option whose values head the columns, or columns of the file
     lines: tuple[str, ...] = ()  # options whose values name the lines of a picture, or with `best` its curves
     x: tuple[str, ...] = ()  # option or column along the horizontal axis
     y: tuple[str, ...] = (ACCURACY,)  # columns along the vertical axes, a panel each
-    value: tuple[str, ...] = (ACCURACY,)  # column that a cell shows, and by whose largest mean `best` chooses
+    value: tuple[str, ...] = (ACCURACY,)  # column that a cell or a value shows; `best_of` says how it decides
     best: tuple[str, ...] = ()  # option whose best value each cell, point or curve takes
     where: tuple[str, ...] = ()  # OPTION:VALUE to keep, OPTION:!VALUE to leave out; ", " does not end a value
     curves: tuple[str, ...] = ()  # draw curves over rounds, one for each value of this entry
@@ -57,6 +57,8 @@ class Directive(NamedTuple):
     marks: tuple[str, ...] = ()  # places of vertical lines
     panels: tuple[str, ...] = ()  # an entry of curves whose values have a panel each, of one height
     steps: tuple[str, ...] = ()  # y: curves of whole numbers that hold for a round each
+    less: tuple[str, ...] = ()  # conditions in place of those of `where`: a value is less the number there
+    unit: tuple[str, ...] = ()  # by which a value is divided, 1e6 for Mbit
     words: Mapping[str, str] = {}  # of the page, for names; no option of a comment
 
     @classmethod
@@ -64,7 +66,7 @@ class Directive(NamedTuple):
         """Parse the directive in a line of a page; None for another line.
 
         Raises:
-            ArgumentError: an option that tables or pictures do not have, no name of a file, an open quote.
+            ArgumentError: an option that its kind does not have, no name of a file, an open quote.
 
         Examples:
             >>> Directive.parse("<!-- table fig7 rows=step_size columns=iterations -->").rows
@@ -73,7 +75,7 @@ class Directive(NamedTuple):
             ('case:!FedAvg, step size 1', 'seed:0')
         """
         text = line.strip()
-        kind = next((kind for kind in ("table", "picture") if text.startswith(f"<!-- {kind} ")), None)
+        kind = next((kind for kind in ("table", "picture", "value") if text.startswith(f"<!-- {kind} ")), None)
         if kind is None or not text.endswith("-->"):
             return None
         try:
@@ -82,8 +84,8 @@ class Directive(NamedTuple):
             found = f"got {text!r}"
             raise ArgumentError("directive", "must name a file, with closed quotes", found, "Mend the page.") from None
         options: dict[str, Any] = {}
-        of_pictures = [key for key in cls._fields[2:] if key not in ("rows", "columns", "value", "words")]
-        known = _OF_TABLES if kind == "table" else of_pictures
+        others = ("rows", "columns", "value", "less", "unit", "words")
+        known = {"table": _OF_TABLES, "value": _OF_VALUES}.get(kind, [k for k in cls._fields[2:] if k not in others])
         for word in words:
             key, _, value = word.partition("=")
             if key not in known:
@@ -127,6 +129,7 @@ def read_rows(directive: Directive, folder: Path) -> list[Row]:
     rows: list[Row] = []
     for name in directive.names:
         path = folder / f"{name}_results.csv"
+        path = path if path.exists() or not (folder / f"{name}.csv").exists() else folder / f"{name}.csv"
         if not path.exists():
             raise ArgumentError("directive", "must name a file beside the page", f"{path} is missing", "Keep it there.")
         rows += _with_more(directive, folder / name, [*read_csv(path)])
@@ -231,10 +234,14 @@ def numbers(rows: Sequence[Row], column: str) -> list[float] | None:
 
 
 def best_of(rows: Sequence[Row], options: Sequence[str], value: str) -> tuple[list[Row], str]:
-    """Rows with the best value of an option by the mean of the column `value`, and a note that names it."""
+    """Rows with the best value of an option, and a note that names it.
+
+    The mean of the column `value` decides, or of its like on samples that validate where the rows have one.
+    """
     if not options:
         return list(rows), ""
-    (option,) = options
+    (option,), validated = options, value.replace("test_", "validation_", 1)
+    value = validated if any(validated in row for row in rows) else value
     tried = values_of(rows, option)
     of_option = {one: [row for row in rows if row.get(option, "") == one] for one in tried}
     means = {one: np.mean(values) for one, own in of_option.items() if (values := numbers(own, value)) is not None}

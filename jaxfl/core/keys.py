@@ -57,9 +57,10 @@ class Purpose(enum.IntEnum):
     STREAM = 18  # another draw in the same round
     SHARED_NOISE = 19  # of pairs of nodes
     ATTACK = 20  # what attackers send
+    ATTACKERS = 21  # who they are
 
 
-SHARED = frozenset({Purpose.INIT, Purpose.GRAPH, Purpose.PARTITION, Purpose.CALIBRATION})
+SHARED = frozenset({Purpose.INIT, Purpose.GRAPH, Purpose.PARTITION, Purpose.CALIBRATION, Purpose.ATTACKERS})
 """Purposes whose numbers are the same in all runs of one base key."""
 
 

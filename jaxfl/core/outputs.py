@@ -22,13 +22,13 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
         "site,-0.5\\n'=1+1,-0.5\\n"
     """
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([_harmless(cell) for cell in row] for row in rows)
+    csv.writer(text, lineterminator="\n").writerows(
+        [_harmless(cell) if isinstance(cell, str) else cell for cell in row] for row in rows
+    )
     return text.getvalue()
 
 
-def _harmless(cell: Any) -> Any:
-    if not isinstance(cell, str):
-        return cell
+def _harmless(cell: str) -> str:
     text = cell  # without such letters, which are not printable
     if not cell.isprintable():
         text = "".join(f"\\u{ord(one):04x}" if unicodedata.category(one)[0] == "C" else one for one in cell)

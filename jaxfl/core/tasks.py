@@ -74,6 +74,7 @@ def sample_metrics(task: Task, params: PyTree, inputs: Array, labels: Array) -> 
 
 def accuracy(logits: Array, labels: Array) -> Array:
     """1.0 where the largest logit is the label's, else 0.0, (b,) float32."""
+    labels = jnp.asarray(labels)  # NumPy's int64 becomes JAX's integer without a warning
     return (jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels).astype(jnp.float32)
 
 

@@ -1,4 +1,5 @@
-"""Samples that are held out for testing: each is chosen by itself, by its place in a list or by its identifier.
+"""Samples that are held out for testing, or to validate: each is chosen by itself, by its place in a list or by its
+identifier.
 
 No label, no input and no other sample has a say, so that a changed sample moves no other one.
 """
@@ -17,6 +18,7 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.data.partition import NamedParts, Stream, generator_of
 
 _TESTS, _OWN_TESTS = b"jaxfl: does this sample test?", b"jaxfl: does it test its node?"
+_VALIDATES = b"jaxfl: does this sample validate?"
 
 
 def held_places(count: int, share: float) -> npt.NDArray[np.bool_]:
@@ -45,9 +47,12 @@ def held_places(count: int, share: float) -> npt.NDArray[np.bool_]:
     return held
 
 
-def held_names(names: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
-    """Choose the names, identifiers of samples, whose keyed hash is below `share`, in (0, 1); (N,), bool."""
-    return _hashes(names, _TESTS) < share
+def held_names(names: Sequence[str], share: float, *, validate: bool = False) -> npt.NDArray[np.bool_]:
+    """Choose the names, identifiers of samples, whose keyed hash is below `share`, in (0, 1); (N,), bool.
+
+    Those that validate are chosen by another key than those that test.
+    """
+    return _hashes(names, _VALIDATES if validate else _TESTS) < share
 
 
 def _hashes(names: Sequence[str], key: bytes) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""A data set made smaller: fewer samples, fewer classes, smaller images."""
+"""A data set made smaller: fewer samples, fewer classes, smaller images, samples that validate apart."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.tables import as_name, refuse_alike
+from jaxfl.data.held_out import held_names, held_places
 from jaxfl.data.sources import Dataset
 
 
@@ -41,14 +42,58 @@ def subset(dataset: Dataset, num_train: int | None, num_test: int | None) -> Dat
 
     train = choose("num_train", num_train, len(dataset.train_labels))
     test = choose("num_test", num_test, len(dataset.test_labels))
+    test_set = {"test_inputs": dataset.test_inputs[test], "test_labels": dataset.test_labels[test]}
+    return _trained_on(dataset, train)._replace(**test_set)
+
+
+def _trained_on(dataset: Dataset, train: np.ndarray | slice) -> Dataset:
+    """The data set with some of its training samples."""
     return dataset._replace(
         train_inputs=dataset.train_inputs[train],
         train_labels=dataset.train_labels[train],
         train_writers=None if dataset.train_writers is None else dataset.train_writers[train],
         train_ids=None if dataset.train_ids is None else dataset.train_ids[train],
-        test_inputs=dataset.test_inputs[test],
-        test_labels=dataset.test_labels[test],
     )
+
+
+def without_validation(dataset: Dataset, share: float) -> tuple[Dataset, np.ndarray]:
+    """Hold training samples out to choose settings by, so that test samples have no say in the choice.
+
+    Args:
+        dataset: any.
+        share: of the training samples, in (0, 1): by hashes of their identifiers where they have some, else by their
+            places among those of the same writer (site), or among all.
+
+    Returns:
+        The data set without them, and where they stand among its training samples: (N,), bool.
+
+    Raises:
+        ArgumentError: a share out of range, or one that leaves no sample to train on or to validate.
+
+    Guarantees:
+        - the same samples in every call; no input, no label and no seed has a say.
+
+    Examples:
+        >>> from jaxfl.data import load
+        >>> rest, held = without_validation(load("digits"), 0.2)
+        >>> len(rest.train_labels), int(held.sum()), len(rest.test_labels)
+        (1149, 288, 360)
+    """
+    check.open_unit(validation=share)
+    count, writers = len(dataset.train_labels), dataset.train_writers
+    held = np.zeros(count, np.bool_)
+    if dataset.train_ids is not None:
+        held = held_names(dataset.train_ids.tolist(), share, validate=True)
+    elif writers is None:
+        held = held_places(count, share)
+    else:
+        order = np.argsort(writers, kind="stable")
+        starts = np.flatnonzero(np.diff(writers[order], prepend=-1))
+        held[order] = np.concatenate([held_places(int(own), share) for own in np.diff(starts, append=count)])
+    if held.all() or not held.any():
+        found, remedy = f"got {share:g} of {count} samples", "Pass another share."
+        raise ArgumentError("validation", "must leave samples to train on and to validate", found, remedy)
+    return _trained_on(dataset, ~held), held
 
 
 def only_classes(dataset: Dataset, classes: Sequence[int | str] | None) -> Dataset:
@@ -86,11 +131,8 @@ def only_classes(dataset: Dataset, classes: Sequence[int | str] | None) -> Datas
         if name in known:
             number[known.index(name)] = new
     train, test = number[dataset.train_labels], number[dataset.test_labels]
-    return dataset._replace(
-        train_inputs=dataset.train_inputs[train >= 0],
+    return _trained_on(dataset, train >= 0)._replace(
         train_labels=train[train >= 0],
-        train_writers=None if dataset.train_writers is None else dataset.train_writers[train >= 0],
-        train_ids=None if dataset.train_ids is None else dataset.train_ids[train >= 0],
         test_inputs=dataset.test_inputs[test >= 0],
         test_labels=test[test >= 0],
         num_classes=len(names),

@@ -3,13 +3,16 @@
 A record lists, in its class variable COUNTS, mappings from options to conditions on the flat options. A configuration
 lists conditions that involve several of its records. An option counts where all its conditions hold. An option that
 does not count is idle: on the command line it is refused, and in a grid it makes no further configurations.
+
+A configuration whose property `exists` is False is a combination that a grid leaves out.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxfl.core import ArgumentError
@@ -123,6 +126,16 @@ def counted(config: Any, options: Mapping[str, Any], names: Collection[str]) -> 
     """Select the named options that count at this configuration, with their values."""
     idle = idle_options(config, options)
     return {name: options[name] for name in names if name not in idle}
+
+
+def existing(points: Sequence[Any], changes: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Select the configurations of a grid that exist, and their changes.
+
+    Where none exists all are kept: the experiment says what is wrong.
+    """
+    exist = [getattr(config, "exists", True) for config in points]
+    exist = exist if any(exist) else [True] * len(exist)
+    return [*itertools.compress(points, exist)], [*itertools.compress(changes, exist)]
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import dataclasses
+import gc
 import os
 import re
 import signal
@@ -95,6 +96,8 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     clock = of_process("imports") if argv is None else Clock("options")
+    if argv is None:  # the process is ours: tracing allocates much and leaves few cycles
+        gc.set_threshold(50_000, 20, 100)
     clock.enter("options")
     resumes = "resume" in options(type(experiment.base))
     stop = Stop()

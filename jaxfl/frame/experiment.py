@@ -16,10 +16,11 @@ import numpy as np
 
 from jaxfl.core import Algorithm, ArgumentError, Array
 from jaxfl.data.columns import is_file, refuse_other_file
-from jaxfl.frame.choose import counted, idle_options, refuse_idle
+from jaxfl.frame.choose import counted, existing, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, seeds_apart, without
 from jaxfl.frame.options import ABSENT, flat, options, override, refuse_out_of_range, text_of
 from jaxfl.frame.own_files import fitted, of_own_file, of_sites
+from jaxfl.frame.records import with_held_out
 from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
 from jaxfl.training.clock import Clock
@@ -170,7 +171,8 @@ def request(
     """The rows that options and axes, as given explicitly, ask for over a preset and the defaults.
 
     With `numbered` their names end with a number, so that values that read alike in six digits are told apart.
-    Configurations that differ only in options that do not count there are one row. Rows of baselines come last.
+    Configurations that differ only in options that do not count there are one row; those whose `exists` is False are
+    left out where others exist. Rows of baselines come last.
 
     Raises:
         ArgumentError: an option that is unknown, unused, repeated or out of range, two rows of one name, or a baseline
@@ -184,6 +186,7 @@ def request(
     refuse_many(math.prod(len(next(iter(part.values()))) for part in axes))
     table, apart = options(type(experiment.base)), seeds_apart(axes)
     points = [config_of(values) for values, _ in apart]
+    points, apart = existing(points, apart)
     for seed in dict.fromkeys(seed for _, seeds in apart for seed in seeds):
         refuse_out_of_range("seed", seed, table["seed"])
     flats = [flat(config) for config in points]
@@ -373,10 +376,7 @@ def cases_of(
         fields |= {"task": config.task(), "test": config.data.test_set(), "evaluate_every": config.run.evaluate_every}
         fields |= {"identity": identity(config), **of_row(name, rows[name])}
         fields |= of_own_file(config, fields.get("privacy"))
-        for record in vars(config).values():
-            if getattr(record, "own_test", 0):
-                own = record.own_scores(config.data, config.task())
-                fields["measures"] = {**fields.get("measures", {}), "own": own}
+        fields["measures"] = with_held_out(config, fields.get("measures", {}))
         cases[name] = Case(**fields)
     return cases
 

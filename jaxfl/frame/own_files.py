@@ -43,6 +43,8 @@ def of_own_file(config: Any, privacy: Callable[..., Sequence[Mapping[str, Any]]]
     notes = [f"which samples test is public ({dataset.reading.tests})"]
     if values.get("own_test"):
         notes.append("which samples a node holds out to test its own model is public")
+    if values.get("validation"):
+        notes.append("which samples validate is public: the choice of settings that looks at them is not accounted for")
     if values.get("classes") is not None:
         notes.append("which samples have one of the classes is public: the others are left out")
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -16,6 +16,7 @@ from jaxfl.core.tables import is_whole
 from jaxfl.data import Dataset, federate, hold_out, load, load_file, only_classes, shrunk, subset
 from jaxfl.data.columns import OPTIONS, has_columns, is_file
 from jaxfl.data.pool import SCHEMES, redeal
+from jaxfl.data.subset import without_validation
 from jaxfl.frame.choose import Choice, choose, where
 from jaxfl.frame.distributed import PLACE, Distributed
 from jaxfl.frame.launch import Launch
@@ -24,6 +25,7 @@ from jaxfl.frame.options import ABSENT, added_later, affects_statements_only, un
 from jaxfl.training import Measure, Placement, evaluation_set, own_scores
 from jaxfl.training.case import EvaluationSet
 from jaxfl.training.hooks import check_tracker
+from jaxfl.training.measures import test_scores
 from jaxfl.training.processes import is_multiprocess
 from jaxfl.training.publish import check_folder
 
@@ -69,6 +71,9 @@ class Data:
     """Use only this many test samples, drawn at random; all by default."""
     shrink: int = 1
     """Average images over blocks of this many pixels a side."""
+    validation: float = added_later(0.0, {0.0: ABSENT})
+    """Share of the training samples, in [0, 1), that no node trains on: the accuracy on them chooses among cases, and
+    the test samples choose nothing. By their places in each site, or by --id-column."""
 
     def __post_init__(self) -> None:
         as_numbers = self.classes and tuple(int(c) if is_whole(str(c)) else c for c in self.classes)
@@ -76,7 +81,11 @@ class Data:
 
     @_keep_few
     def load(self) -> Dataset:
-        """The data set, cut and shrunk; the same arrays in every call."""
+        """The data set, cut and shrunk, without what validates; the same arrays in every call."""
+        return without_validation(self._whole(), self.validation)[0] if self.validation else self._whole()
+
+    @_keep_few
+    def _whole(self) -> Dataset:
         columns = self.label_column, self.site_column, self.id_column, self.input_columns, self.drop_columns
         table: dict[str, Any] = dict(zip((*OPTIONS, "test_split"), (*columns, self.test_split), strict=True))
         whole = load_file(self.dataset, **table) if is_file(self.dataset) else load(self.dataset, self.data_dir)
@@ -92,6 +101,12 @@ class Data:
     def test_set(self) -> EvaluationSet:
         """The test samples on the device; the same arrays in every call."""
         return evaluation_set(self.load().test_inputs, self.load().test_labels)
+
+    @_keep_few
+    def validation_scores(self, task: Task) -> Measure:
+        """The measure on the samples that validate; the same object in every call."""
+        dataset, (_, held) = self._whole(), without_validation(self._whole(), self.validation)
+        return test_scores(task, evaluation_set(dataset.train_inputs[held], dataset.train_labels[held]))
 
 
 PARTITION, WRITERS = (
@@ -129,6 +144,18 @@ class Clients:
     def own_scores(self, data: Data, task: Task) -> Measure:
         """The measure on what nodes hold out; the same object in every call."""
         return own_scores(task, cut(data, self, held=True))
+
+
+def with_held_out(config: Any, measures: Mapping[str, Measure]) -> dict[str, Measure]:
+    """The measures with those on samples that no node trains on: each node's own, and those that validate."""
+    result, validation = {**measures}, getattr(config.data, "validation", 0)
+    for record in vars(config).values():
+        if getattr(record, "own_test", 0):
+            result["own"] = record.own_scores(config.data, config.task())
+    if validation and "test" in result:
+        requirement, remedy = "must be 0 where models are calibrated before they are tested", "Leave it out."
+        raise ArgumentError("validation", requirement, f"got {validation:g}", remedy)
+    return result | ({"validation": config.data.validation_scores(config.task())} if validation else {})
 
 
 @_keep

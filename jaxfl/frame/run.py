@@ -22,7 +22,7 @@ from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
 from jaxfl.data.columns import short_name
 from jaxfl.data.describe import reading_lines
-from jaxfl.frame.experiment import Finished, Prepared, Request, Row
+from jaxfl.frame.experiment import Experiment, Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
 from jaxfl.frame.own_files import dataset_of
@@ -72,10 +72,10 @@ def run(request: Request) -> int:
         check.at_least(1, lanes_at_once=where.lanes_at_once)
     if where.checkpoint_minutes is not None:
         check.non_negative(checkpoint_minutes=where.checkpoint_minutes)
-    if where.rank_by is not None and not any(fnmatch.fnmatch(where.rank_by, one) for one in experiment.columns):
-        remedy = f"Choose among {', '.join(experiment.columns)}."
+    if where.rank_by is not None and not any(fnmatch.fnmatch(where.rank_by, one) for one in _columns(experiment)):
+        remedy = f"Choose among {', '.join(_columns(experiment))}."
         raise ArgumentError("rank_by", "must be a column of the closing table", f"got {where.rank_by}", remedy)
-    decides = [*experiment.columns] if where.rank_by is None else [where.rank_by]
+    decides = [*_columns(experiment)] if where.rank_by is None else [where.rank_by]
     if request.search is not None and not any(name.startswith(ON_TEST) for name in decides):
         requirement = "must be measured on test samples in a private selection"
         found = f"got {where.rank_by or 'an experiment without such a column'}"
@@ -150,7 +150,7 @@ def _tell(
     with clock.phase("pictures"):
         pictures = [] if draw is None else list(draw(finished))
     metrics = dict.fromkeys(name for row in summary["cases"].values() for name in row)
-    columns = [name for pattern in experiment.columns for name in fnmatch.filter(metrics, pattern)]
+    columns = [name for pattern in _columns(experiment) for name in fnmatch.filter(metrics, pattern)]
     decide = [*([] if where.rank_by is None else [where.rank_by]), *columns]
     if request.search is not None:
         summary["selected"] = winner_of(request.search, summary, request.rows, cases, decide)
@@ -190,6 +190,11 @@ def _tell(
         console.print(f"Published: {secrecy.publish} ({stays})", soft_wrap=True)
     console.print(f"Run: {directory}   Table: {directory / 'results.csv'}   Pictures: {paths}", soft_wrap=True)
     return 0
+
+
+def _columns(experiment: Experiment) -> tuple[str, ...]:
+    """Metrics of the closing table. Samples that validate decide before others, where there are some."""
+    return ("validation_accuracy", *experiment.columns)
 
 
 def prepare(request: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]]:
@@ -320,7 +325,8 @@ def _winner(request: Request, summary: Mapping[str, Any], metrics: Sequence[str]
     entry = summary["cases"][best]
     value = ", ".join(filter(None, [format_spread(metric, entry.get(metric)), trouble(entry)]))
     text = f"Best of {len(compared)} by {metric.replace('_', ' ')}: {best} ({value}); reproduce with"
-    return f"{text}\n  {command}\nNo ε covers the choice among cases, which looks at their test results."
+    looks_at = "validation" if metric.startswith("validation") else "test"
+    return f"{text}\n  {command}\nNo ε covers the choice among cases, which looks at their {looks_at} results."
 
 
 def with_ledgers(cases: Mapping[str, Case], rows: Mapping[str, Row], x: str) -> dict[str, Case]:

@@ -16,6 +16,8 @@ from jaxfl.training.measures import evaluation_set as evaluation_set
 from jaxfl.training.measures import own_scores as own_scores
 from jaxfl.training.measures import stationarity as stationarity
 from jaxfl.training.measures import test_scores as test_scores
+from jaxfl.training.optimality import optimality as optimality
+from jaxfl.training.optimality import regret as regret
 from jaxfl.training.passes import divide_run as divide_run
 from jaxfl.training.publish import publish as publish
 from jaxfl.training.publish import restore_state as restore_state

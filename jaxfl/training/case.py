@@ -40,8 +40,8 @@ class Measure(NamedTuple):
     """Numbers measured at every evaluation.
 
     Attributes:
-        compute: (node_params with leaves (n, *leaf), arrays) -> name -> () float, entries of the metrics line; or, for
-            the entry "test" of `Case.measures`, `Scores`. Pure and traced.
+        compute: (node_params with leaves (n, *leaf), arrays) -> name -> () float, entries of the metrics line; or
+            `Scores`, always for the entry "test" of `Case.measures`. Pure and traced.
         prepare: (base key (), data on the device) -> arrays, a pytree, once a seed. The arrays are an argument of the
             compiled program, never a constant of it. A leaf that is the same object for all seeds is held once.
         data: seed -> the data that `prepare` takes in place of the training data; None: the training data.

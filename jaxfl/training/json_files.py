@@ -15,6 +15,7 @@ from jaxfl.core import ArgumentError
 Form = Mapping[str, Any]
 _CHECKSUM = "checksum"
 _PLAIN = frozenset((str, int, bool, type(None)))
+_LEAVES = _PLAIN | {float}
 _RESTORE = "Restore the file, or start again with another out."
 
 
@@ -29,6 +30,8 @@ def jsonable(value: Any, name: str) -> Any:
         return value
     if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
         value = value.tolist()
+    if isinstance(value, list | tuple) and {*map(type, value)} <= _PLAIN:
+        return list(value)
     if isinstance(value, Mapping):
         return {str(key): v if _fits(v) else jsonable(v, f"{name}.{key}") for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -118,7 +121,7 @@ def _indented(value: Any, margin: str = "\n") -> str:
     values = (value.values() if isinstance(value, dict) else value) if isinstance(value, dict | list | tuple) else ()
     if not values:
         return _encoder(", ").encode(value)
-    if not any(isinstance(v, dict | list | tuple) and v for v in values):
+    if {*map(type, values)} <= _LEAVES or not any(isinstance(v, dict | list | tuple) and v for v in values):
         text = _encoder("," + inner).encode(value)
         return text[0] + inner + text[1:-1] + margin + text[-1]
     parts = [_indented(v, inner) for v in values]

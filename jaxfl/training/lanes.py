@@ -111,12 +111,13 @@ class Uploads:
         self._shares = 1
         self._held: dict[int, FederatedData] = {}
         self._tables: tuple[Any, Any] = None, None
+        self._stacked: tuple[Any, Any] = None, None
 
     def of(self, lane: Lane) -> FederatedData:
         """The data of a case and seed."""
         shares = lane.case.num_node_shares
         if self._source is not lane.case.data or self._shares != shares:
-            self._held = {}  # frees the device's memory first
+            self._held, self._stacked = {}, (None, None)  # frees the device's memory first
             self._source, self._shares = lane.case.data, shares
         if lane.seed not in self._held:
             data = self._source(lane.seed)
@@ -128,6 +129,14 @@ class Uploads:
                 data = jax.tree.unflatten(jax.tree.structure(data), [_first_if_equal(*pair) for pair in pairs])
             self._held[lane.seed] = data
         return self._held[lane.seed]
+
+    def stacked(self, lanes: Sequence[Lane]) -> tuple[FederatedData, list[bool]]:
+        """`stack_seeds` of the data of these lanes, one of each seed; made once for programs with equal seeds."""
+        data, seeds = [self.of(lane) for lane in lanes], tuple(lane.seed for lane in lanes)
+        if self._stacked[0] != seeds:
+            self._stacked = None, None
+            self._stacked = seeds, stack_seeds(data)
+        return self._stacked[1]
 
     def tables(self, whose: Any, make: Callable[[], Tables]) -> Tables:
         """The tables that were made last, if they are of the same lanes; else they are freed, and made."""

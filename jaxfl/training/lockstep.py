@@ -368,7 +368,7 @@ class Lockstep:
         nodes: dict[str, list[Any]] | None = None
         for name in self._program.measures:
             values = measured[name]
-            nodes = node_scores(values, name) if isinstance(values, Scores) else nodes
+            nodes = node_scores(values, name) if name == "test" else nodes
             is_flat = not isinstance(values, Scores)
             columns |= {k: v.tolist() for k, v in values.items()} if is_flat else flatten_scores(values, name)
         lines = []

@@ -131,10 +131,11 @@ class Program:
             }
             for lane, own in zip(lanes, data, strict=True)
         ]
-        (data, self._with_seeds["data"]), (arrays, self._with_seeds["arrays"]) = stack_seeds(data), stack_seeds(arrays)
-        tables = Tables(data, arrays)
+        stacked, self._with_seeds["data"] = self._uploads.stacked(lanes)
+        arrays, self._with_seeds["arrays"] = stack_seeds(arrays)
+        tables = Tables(stacked, arrays)
         if strategy.num_node_shares > 1:
-            return Tables(self._spread("data", data, strategy), self._spread("arrays", arrays, strategy))
+            return Tables(self._spread("data", stacked, strategy), self._spread("arrays", arrays, strategy))
         return strategy.place(tables)
 
     def _spread(self, field: str, tree: PyTree, strategy: Strategy) -> PyTree:

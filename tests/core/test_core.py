@@ -34,6 +34,7 @@ def test_purposes_keep_their_numbers():
     numbers |= {"ROUNDING": 7, "DROPOUT": 8, "PART": 9, "CALIBRATION": 10, "RUN": 11}
     numbers |= {"SERVER_NOISE": 12, "ESTIMATE": 13, "ESTIMATE_NOISE": 14}
     numbers |= {"DIRECTION": 15, "ARRIVAL": 16, "MESSAGE_ROUNDING": 17, "STREAM": 18, "SHARED_NOISE": 19, "ATTACK": 20}
+    numbers |= {"ATTACKERS": 21}
     assert {purpose.name: int(purpose) for purpose in Purpose} == numbers
 
 

@@ -12,9 +12,10 @@ from helpers import refused
 from run_files import run_lines
 
 from experiments import EXPERIMENTS
-from experiments.comparison.options import COMPARED, IN_PAIRS, METHODS, SILENT, UNMIXED, UPDATES
+from experiments.comparison.options import COMPARED, METHODS, OBSERVERS, SILENT, UNMIXED, UPDATES, WITH_SERVER
 from experiments.comparison.pictures import best_rows
 from experiments.comparison.prepare import _row
+from experiments.privsgp_vr.options import CORRECTED
 from experiments.privsgp_vr.options import METHODS as ON_A_GRAPH
 from jaxfl import privacy
 from jaxfl.frame import Finished, Prepared, Row, flat, main
@@ -25,8 +26,7 @@ COMPARISON = EXPERIMENTS["comparison"]
 PREPARE = cast("Callable[[Mapping[str, Row]], Prepared]", COMPARISON.prepare)
 SMALL = {"nodes": 5, "rounds": 4, "num_train": 200, "num_test": 40, "batch_size": 4, "hidden": (4,), "step_size": 0.3}
 SMALL |= {"evaluate_every": 2}
-ON_CLIENTS = ("DPFL", "ALI-DPFL")
-ON_GRAPHS = ("PrivSGP-VR", "PrivSGP", *UNMIXED)
+ON_CLIENTS = ("DPFL", "ALI-DPFL", "SCAFFOLD")
 
 
 def query(method, **changes):
@@ -45,7 +45,7 @@ def stated(case):
     return case.privacy(case.last_round)[0]
 
 
-@pytest.mark.parametrize("method", IN_PAIRS)
+@pytest.mark.parametrize("method", OBSERVERS)
 def test_pairs_keep_the_budget_and_change_the_observer(method, cases):
     """The noise that is seen is the same, and the learner that runs shares it: what it says is what is stated."""
     (row,) = query(method, trust="pairs").rows.values()
@@ -55,11 +55,82 @@ def test_pairs_keep_the_budget_and_change_the_observer(method, cases):
     assert own["observer"] in ("all other nodes", "the server and all other clients")
     assert shared["observer"] == ("the server and any one other node" if method == "DPFL" else "any one other node")
     numbers = {name: jnp.float32(value) for name, value in pairs.numbers.items()}
-    (secrets,) = {one.secrets for one in privacy.releases_of(pairs.algorithm(numbers), [40] * 5).each}
+    (secrets,) = {one.secrets for one in privacy.releases_of(pairs.algorithm(numbers), [32] * 5).each}
     assert (secrets.colluding, secrets.num_nodes) == (1, 5)
     outside = next(iter(query(method, trust="pairs", colluding=0).rows.values()))
     (outside,) = PREPARE({method: outside}).cases.values()
     assert "an outside observer" in stated(outside)["observer"]
+
+
+def test_a_sweep_over_observers_has_what_methods_have():
+    """The others are left out, and one by itself is refused; every epsilon names its observer."""
+    trust = ("everyone", "pairs", "sums", "curator")
+    axes = ({"trust": trust}, {"method": ("PrivSGP", "DP-GT", "SCAFFOLD", "DPFL")}, {"mixings": (1, 4)})
+    actual = request(COMPARISON, SMALL, axes)
+    rows = [(flat(row.config), row.settings) for row in actual.rows.values()]
+    of_both = {trust: [f"PrivSGP {trust} {mixings}" for mixings in (1, 4)] for trust in ("everyone", "pairs")}
+    expected = [*of_both["everyone"], "DP-GT everyone", "SCAFFOLD everyone", "DPFL everyone", *of_both["pairs"]]
+    expected += ["DPFL pairs", "DPFL sums", "PrivSGP curator", "DPFL curator"]
+    names = [" ".join(map(str, (one["method"], one["trust"], own.get("mixings", "")))).strip() for one, own in rows]
+    assert names == expected
+    cases = PREPARE(actual.rows).cases
+    seen = {}
+    for name, case in cases.items():
+        config = actual.rows[name].config
+        totals = {key: 4 if config.trust.trust == "sums" else 12 for key in case.released}
+        assert case.privacy is not None
+        first = case.privacy(case.last_round, **totals)[0]
+        assert 0.99 * 3 < first["dp_epsilon"] <= 3, name
+        seen[config.learning.method, config.trust.trust] = first["observer"]
+    assert seen == {
+        ("PrivSGP", "everyone"): "all other nodes",
+        ("DP-GT", "everyone"): "all other agents",
+        ("SCAFFOLD", "everyone"): "the server and all other clients",
+        ("DPFL", "everyone"): "the server and all other clients",
+        ("PrivSGP", "pairs"): "any one other node",
+        ("DPFL", "pairs"): "the server and any one other node",
+        ("DPFL", "sums"): "a server that sees sums only and any one other node",
+        ("PrivSGP", "curator"): "whoever sees its models",
+        ("DPFL", "curator"): "whoever sees its models",
+    }
+    refused(lambda: PREPARE(query("DP-GT", trust="pairs").rows), "trust", "everyone")
+    refused(lambda: PREPARE(query("PrivSGP", trust="sums").rows), "trust", "curator")
+    refused(lambda: query("DPFL", trust="sums", local_steps=2), "local_steps")
+
+
+@pytest.mark.parametrize("method", ["PrivSGP", "DPFL"])
+def test_a_curator_has_all_samples_and_makes_the_steps_of_the_method(method):
+    (row,) = query(method, trust="curator").rows.values()
+    theirs = flat(_row(METHODS[method], row).config)
+    assert (theirs["nodes"], theirs["batch_size"]) == (1, 5 * 4)
+    assert theirs["iterations" if method == "PrivSGP" else "max_iterations"] == (4 if method == "PrivSGP" else 12)
+    (case,) = PREPARE({method: row}).cases.values()
+    assert np.asarray(case.data(0).sizes).tolist() == [160]
+    beside = request(COMPARISON, {"method": "PrivSGP", **SMALL}, baselines=["curator"]).rows["curator"]
+    assert (beside.config == row.config) == (method == "PrivSGP")
+
+
+def test_clients_of_unequal_size_share_one_noise():
+    """That of the one which needs the most: pairs could not cancel noise of different scales."""
+    (row,) = query("DPFL", trust="pairs", partition="quantity", alpha=2.0, batch_size=2).rows.values()
+    assert max(row.samples_per_node()) > 2 * min(row.samples_per_node())
+    (case,) = PREPARE({"DPFL": row}).cases.values()
+    assert case.privacy is not None
+    first = case.privacy(4, local_iterations=12)[0]
+    assert 0.99 * 3 < first["dp_epsilon"] <= 3
+    assert min(first["node_epsilons"]) < 2.5
+    assert case.noise_stds == ()
+
+
+def test_no_method_trains_on_what_validates(cases):
+    """A fifth of the 200 samples; the accuracy on them is measured at every evaluation."""
+    for name, case in cases.items():
+        assert np.asarray(case.data(0).sizes).sum() == 160, name
+        assert "validation" in case.measures, name
+    plain = PREPARE(query("PrivSGP", validation=0.0).rows).cases
+    (plain,) = plain.values()
+    assert np.asarray(plain.data(0).sizes).sum() == 200
+    assert "validation" not in plain.measures
 
 
 def test_shared_noise_of_clients_does_not_follow_from_a_graph():
@@ -68,8 +139,8 @@ def test_shared_noise_of_clients_does_not_follow_from_a_graph():
 
 
 def test_all_private_methods_are_compared():
-    assert {*COMPARED, UPDATES, "alone", "curator", *SILENT} == {*METHODS}
-    assert len(COMPARED) == 8
+    assert {*COMPARED, UPDATES, "alone", *SILENT} == {*METHODS}
+    assert len(COMPARED) == 11
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name not in SILENT])
@@ -83,23 +154,24 @@ def test_a_method_spends_its_budget_and_no_more(method, cases):
     assert 0.99 * 3 < first["dp_epsilon"] <= 3
 
 
-def test_all_are_measured_at_one_place_where_that_is_asked_for():
-    """After a mixing: one exchange more of what was released, where a round ends with a node's own noise."""
+def test_all_are_measured_after_a_mixing_unless_the_papers_places_are_asked_for():
+    """One exchange more of what was released, where a round ends with a node's own noise."""
     places = {}
-    for method in ON_GRAPHS:
-        changes = {"measured": "after_mixing"} if method in UNMIXED else {}
+    for method in ("PrivSGP-VR", "PrivSGP", *CORRECTED, *UNMIXED):
+        changes = {"measured": "paper"} if method in UNMIXED else {}
         rows = [next(iter(query(method, **more).rows.values())) for more in ({}, changes)]
         places[method] = [flat(_row(METHODS[method], row).config)["final_mixings"] for row in rows]
-    assert places == {method: [0, int(method in UNMIXED)] for method in ON_GRAPHS}
+    assert places == {method: [int(method in UNMIXED), 0] for method in places}
     refused(lambda: query("PrivSGP", measured="after_mixing"), "measured", "DP2-SGD")
     refused(lambda: query("DP-GT", mixings=2), "mixings", "PrivSGP")
     refused(lambda: query("A(DP)2SGD", mixings=2), "mixings", "PrivSGP")
+    refused(lambda: query("QG-DSGDm", final_mixings=1), "final_mixings", "PrivSGP")
     assert flat(_row(METHODS["DP2-SGD"], next(iter(query("DP2-SGD", mixings=3).rows.values()))).config)["mixings"] == 3
 
 
 def test_nodes_of_unequal_size_spend_the_budget_each():
     """A node of a graph, or a client, has noise of its own, so that none has that of the smallest for nothing."""
-    uneven = {"partition": "quantity", "alpha": 1.0, "batch_size": 2}
+    uneven = {"partition": "quantity", "alpha": 2.0, "batch_size": 2}
     rows = {method: next(iter(query(method, **uneven).rows.values())) for method in (*ON_A_GRAPH, *ON_CLIENTS)}
     sizes = rows["PrivSGP"].samples_per_node()
     assert max(sizes) > 2 * min(sizes)
@@ -132,7 +204,7 @@ def test_a_row_is_that_of_the_method_s_own_experiment(method, experiment, tmp_pa
     rounds = "--iterations 4" if experiment == "privsgp_vr" else "--rounds 4 --partition iid --max-iterations 12"
     rounds += "" if experiment == "privsgp_vr" else " --local-steps 3 --noise-multiplier calibrated"
     actual = []
-    for name, words in ((experiment, rounds), ("comparison", "--rounds 4")):
+    for name, words in ((experiment, rounds), ("comparison", "--rounds 4 --validation 0")):
         out = tmp_path / name
         assert main(EXPERIMENTS[name], f"{common} {words} --out {out}".split()) == 0
         actual.append([{**line, "case": ""} for line in run_lines(out)])
@@ -164,9 +236,12 @@ def test_the_best_step_of_each_is_that_of_results_csv(tmp_path, capsys):
             same = [one for one in same if budgets[one["case"]] == float(row["target_epsilon"])]
         means = {}
         for one in same:
-            means.setdefault(one["case"], []).append(float(one["test_accuracy"]))
-        assert float(row["test_accuracy"]) == pytest.approx(max(np.mean(values) for values in means.values()))
-        assert row["case"] in means
+            accuracies = [float(one[f"{which}_accuracy"]) for which in ("validation", "test")]
+            means.setdefault(one["case"], []).append(accuracies)
+        best = {case: np.mean(values, axis=0) for case, values in means.items()}
+        assert best[row["case"]][0] == max(mean for mean, _ in best.values())
+        assert float(row["test_accuracy"]) == pytest.approx(best[row["case"]][1])
+        assert row["observer"] in ("all other nodes", "the server and all other clients", "")
     assert (out / "plots" / "comparison.png").stat().st_size > 10_000
 
 
@@ -179,6 +254,13 @@ def test_other_options_that_vary_are_places_of_their_own():
     rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, actual.rows, None))
     picked = {row["clip_norm"]: (row["step_size"], row["test_accuracy"], row["at_an_end"]) for row in rows}
     assert picked == {1.0: (0.2, 0.3, True), 2.0: (0.1, 0.4, True)}
+    for name, accuracy in zip(cases, (0.9, 0.1, 0.2, 0.3), strict=True):  # what validates decides alone
+        cases[name]["validation_accuracy"] = {"mean": accuracy, "per_seed": [accuracy, accuracy]}
+    rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, actual.rows, None))
+    validated = [(row["step_size"], row["validation_accuracy"], row["test_accuracy"]) for row in rows]
+    assert validated == [(0.1, 0.9, 0.1), (0.2, 0.3, 0.2)]
+    for case in cases.values():
+        del case["validation_accuracy"]
     cases[list(actual.rows)[1]]["test_accuracy"]["per_seed"][1] = None  # the best step of one seed only is none
     rows = best_rows(Finished(cast("RunDirectory", None), {"cases": cases}, actual.rows, None))
     assert [row["step_size"] for row in rows] == [0.2, 0.2]
@@ -241,11 +323,12 @@ def test_refusals():
 
 
 def test_graphs_are_what_methods_can_take():
-    for method in METHODS:
+    refused(lambda: query("DPFL", graph="ring"), "graph")
+    for method in METHODS.keys() - {*WITH_SERVER}:
         for graph in ("exponential", "directed_ring", "ring", "complete", "star"):
             theirs = flat(_row(METHODS[method], next(iter(query(method, graph=graph).rows.values()))).config)
             took = theirs.get("baseline_graph" if method == "noisy-states" else "graph", graph)
-            needs_undirected = method in ("DP2-SGD", "A(DP)2SGD", "noisy-states")
+            needs_undirected = method in ("DP2-SGD", "A(DP)2SGD", "ED", "noisy-states")
             directed = graph in ("exponential", "directed_ring")
-            if method not in ("alone", "pooled", "curator"):
+            if method not in ("alone", "pooled"):
                 assert took == ("ring" if needs_undirected and directed else graph)

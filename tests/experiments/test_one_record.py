@@ -82,6 +82,8 @@ DOORS = [
     ("parquet", {"id_column": "id"}),
     ("csv", {"own_test": 0.25}),
     ("csv", {"own_test": 0.25, "id_column": "id"}),
+    ("csv", {"validation": 0.25}),
+    ("csv", {"validation": 0.25, "id_column": "id"}),
     ("csv", {"partition": "iid", "nodes": 4}),
     ("csv", {"partition": "quantity", "alpha": 5.0, "nodes": 4, "batch_size": 3}),
 ]
@@ -114,7 +116,8 @@ def test_a_record_that_goes_or_comes_moves_no_other_one(door, where, tmp_path):
     options = {"method": "PrivSGP", "batch_size": 5, **columns_of(door)}
     rows = [*ROWS[:where], NEW, *ROWS[where:]]
     by_id = {} if door.startswith("npz") else {"id_column": "id"}
-    for more in [by_id, {**by_id, "own_test": 0.25}, *([{}] if where == 120 else [])]:
+    by_share = [{**by_id, name: 0.25} for name in ("own_test", "validation")]
+    for more in [by_id, *by_share, *([{}] if where == 120 else [])]:
         fewer, _ = world(written(tmp_path / "a", ROWS, door), {**options, **more})
         nodes, _ = world(written(tmp_path / "b", rows, door), {**options, **more})
         assert without(nodes, NEW[1]) == fewer

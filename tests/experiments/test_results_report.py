@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -242,3 +243,46 @@ def test_a_directive_that_cannot_be_followed_is_refused(page, line, problem):
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*/*.md")), ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_every_table_of_a_page_is_that_of_its_file(path):
     assert rewritten(Path(path), pictures=False)[0] == path.read_text(encoding="utf-8")
+
+
+def test_the_best_step_is_that_of_the_samples_that_validate(tmp_path):
+    rows = [("0.1", "0.9", "0.7"), ("1", "0.8", "0.75"), ("3", "0.2", "0.95")]
+    with open(tmp_path / "v_results.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("step_size", "validation_accuracy", "test_accuracy"), *rows])
+    (tmp_path / "README.md").write_text("It has <!-- value v best=step_size -->0.\n")
+    assert " -->70.0." in rewritten(tmp_path / "README.md", pictures=False)[0]
+
+
+def test_a_number_in_a_sentence_comes_from_its_file(page, tmp_path):
+    with open(tmp_path / "z.csv", "w", newline="") as file:
+        csv.writer(file).writerows([("name", "bits", "proven_dp_epsilon"), ("a", "33932800", "2.001")])
+    where = "where=method:A,target_epsilon:1"
+    lines = [
+        f"A has <!-- value x {where} best=step_size -->?%, and <!-- value x {where},step_size:0.1 -->1 ± 2.",
+        f"It leads by <!-- value x {where},step_size:0.1 less=method:B -->0.1 ± 0.1.",
+        "It sends <!-- value z value=bits unit=1e6 -->0 Mbit at <!-- value z value=proven_dp_epsilon -->1,000.",
+    ]
+    text, _ = rewritten(page(*lines), pictures=False)
+    assert re.sub("<!-- value .*? -->", "", text).splitlines() == [
+        "A has 80.0%, and 60.0 ± 14.1.",
+        "It leads by 30.0 ± 0.0.",
+        "It sends 33.9 Mbit at 2.01.",
+    ]
+    assert text.count("<!-- value ") == 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "It has <!-- value x where=method:A,step_size:0.1,target_epsilon:1 --> 60.",  # a space before the number
+        "  <!-- value x where=method:A,step_size:0.1,target_epsilon:1 -->60 is at the start of a line.",
+        "It has <!-- value x where=method:A,target_epsilon:1 -->60.",  # several steps of a seed
+        "It has <!-- value x where=method:A,step_size:10 -->60.",  # a seed that diverged
+        "It has <!-- value x where=method:C -->60.",
+        "It has <!-- value x rows=method -->60.",
+        "It has <!-- value none where=method:A -->60.",
+    ],
+)
+def test_a_number_without_one_source_is_refused(page, line):
+    with pytest.raises(ArgumentError, match="directive"):
+        rewritten(page(line), pictures=False)

@@ -6,7 +6,7 @@ import pytest
 from toy_experiment import EXPERIMENT, ask
 
 from jaxfl.frame.command_line import parse
-from jaxfl.frame.run import _winner, words_of
+from jaxfl.frame.run import _columns, _winner, words_of
 from jaxfl.training import summary_table
 from jaxfl.training.summary import ranking
 
@@ -30,6 +30,17 @@ def test_the_command_asks_for_the_best_case():
     command = shlex.split(text.splitlines()[1].removeprefix(f"  {EXPERIMENT.command} "))
     (again,) = parse(EXPERIMENT, command)[0].rows.values()
     assert (again.config, again.seeds) == (query.rows[best].config, (2, 0))
+
+
+def test_samples_that_validate_decide_where_there_are_some():
+    query = ask("--shape circle --grid rounds=5,7")
+    summary, (first, second) = summary_of(query, (0.9, 0.1)), query.rows
+    assert "looks at their test results" in (text := _winner(query, summary, _columns(EXPERIMENT)))
+    assert f": {first} (90.0)" in text
+    for name, mean in ((first, 0.2), (second, 0.3)):
+        summary["cases"][name]["validation_accuracy"] = {"mean": mean, "std": None}
+    assert "looks at their validation results" in (text := _winner(query, summary, _columns(EXPERIMENT)))
+    assert f"by validation accuracy: {second} (30.0)" in text
 
 
 @pytest.mark.parametrize(("seeds", "written"), [("--seed 3", (3,)), ("", (0,)), ("--seeds 0", (0,))])

@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.core import ArgumentError, Array, check
+from jaxfl.core import ArgumentError, Array, Key, Purpose, check, node_keys, purpose_key
+from jaxfl.core.algorithm import constructor
 from jaxfl.core.tree import root
 
 
@@ -30,14 +31,43 @@ class Aggregate(NamedTuple):
     combine: Callable[[Array, Array], Array]  # (updates (c, d), arrived (c,)) -> (d,); rows that are lost are 0
 
 
+class AttackDraws(NamedTuple):
+    """The attackers of a round, and their random numbers."""
+
+    attackers: Array  # (f,), int32, the same in all rounds
+    keys: Array | None  # (n,), typed, of what attackers send; None where they draw nothing
+
+
 class Attack(NamedTuple):
     """What some clients send in place of their updates."""
 
-    attackers: np.ndarray  # (f,), int, numbers of the clients
+    attackers: np.ndarray | int  # (f,), int32, numbers of the clients; or f, where they are drawn
     act: Callable[..., Array]  # (updates (c, d), honest (c,), normal numbers (c, d)) -> what attackers send, (c, d)
     draws: bool  # whether `act` takes normal numbers
 
+    @property
+    def num_attackers(self) -> int:
+        """f."""
+        return self.attackers if isinstance(self.attackers, int) else len(self.attackers)
 
+    def check(self, num_nodes: int) -> None:
+        """Refuse attackers that are no clients."""
+        if not isinstance(self.attackers, int):
+            check.below(num_nodes, attackers=self.attackers)
+        elif self.attackers > num_nodes:
+            found = f"got {self.attackers} for data of {num_nodes} clients"
+            raise ArgumentError("attackers", "must be at most the number of clients", found, "Pass fewer.")
+
+    def draw(self, key: Key, round_index: Array, num_nodes: int) -> AttackDraws:
+        """Draw the attackers where only their number is given, and the keys of what they send."""
+        numbers = self.attackers
+        if isinstance(numbers, int):
+            numbers = jax.random.choice(purpose_key(key, Purpose.ATTACKERS), num_nodes, (numbers,), replace=False)
+        keys = node_keys(purpose_key(key, Purpose.ATTACK, round_index), num_nodes) if self.draws else None
+        return AttackDraws(jnp.asarray(numbers, jnp.int32), keys)
+
+
+@constructor
 def trimmed_mean(num_trimmed: int) -> Aggregate:
     """Mean of each coordinate without its f smallest and f largest values; the paper's beta is f / c.
 
@@ -73,6 +103,7 @@ def coordinate_median() -> Aggregate:
     return Aggregate(1, combine)
 
 
+@constructor
 def krum(num_attackers: int) -> Aggregate:
     """The update nearest to its c - f - 2 nearest others by the sum of squared distances; the first of equal ones.
 
@@ -85,6 +116,7 @@ def krum(num_attackers: int) -> Aggregate:
     return multi_krum(num_attackers, num_kept=1)
 
 
+@constructor
 def multi_krum(num_attackers: int, *, num_kept: int) -> Aggregate:
     """Mean of the m updates that `krum` would choose one after the other by one scoring.
 
@@ -141,21 +173,35 @@ def geometric_median(num_iterations: int = 8, *, guard: float | Array = 1e-6) ->
     return Aggregate(1, combine)
 
 
-def sign_flip(attackers: Sequence[int], *, scale: float | Array = 1.0) -> Attack:
-    """Attackers send -s times their update; s is `scale`, 1 to 10."""
-    return Attack(_numbers(attackers), lambda updates, honest, normal: -scale * updates, False)
+@constructor
+def sign_flip(attackers: Sequence[int] | int, *, scale: float | Array = 1.0) -> Attack:
+    """Attackers send -s times their update.
+
+    Args:
+        attackers: numbers of the clients, or how many. These are then drawn once, by the half of a `RunKey` that all
+            runs of a base key share: runs that are compared have the same ones.
+        scale: s, 1 to 10.
+
+    Guarantees:
+        - attackers that are drawn are the same in all rounds, and in all runs of a base key.
+    """
+    return Attack(_attackers(attackers), lambda updates, honest, normal: -scale * updates, False)
 
 
-def random_updates(attackers: Sequence[int], *, std: float | Array) -> Attack:
-    """Attackers send Gaussian noise of this standard deviation, 1 to 200."""
-    return Attack(_numbers(attackers), lambda updates, honest, normal: std * normal, True)
+@constructor
+def random_updates(attackers: Sequence[int] | int, *, std: float | Array) -> Attack:
+    """Attackers, given as for `sign_flip`, send Gaussian noise of this standard deviation, 1 to 200."""
+    return Attack(_attackers(attackers), lambda updates, honest, normal: std * normal, True)
 
 
-def alie(attackers: Sequence[int], *, num_active: int | None = None, num_std: float | Array | None = None) -> Attack:
+@constructor
+def alie(
+    attackers: Sequence[int] | int, *, num_active: int | None = None, num_std: float | Array | None = None
+) -> Attack:
     """Attackers all send mean - z std of the honest updates, by coordinate: "a little is enough".
 
     Args:
-        attackers: f numbers of clients.
+        attackers: f numbers of clients, or f, as for `sign_flip`.
         num_active: c, from which the paper's z follows; needed where `num_std` is None.
         num_std: z; None: Phi^-1((c - f - s) / (c - f)), s = floor(c / 2 + 1) - f, which must be positive.
 
@@ -164,13 +210,17 @@ def alie(attackers: Sequence[int], *, num_active: int | None = None, num_std: fl
         >>> attack.act(jnp.array([[9.0], [1.0], [3.0]]), jnp.array([False, True, True]), None)[0].tolist()
         [0.0]
     """
-    numbers = _numbers(attackers)
+    who = _attackers(attackers)
     if num_std is None:
-        check.at_least(len(numbers) + 1, num_active=num_active)
-        honest = (num_active or 0) - len(numbers)
-        share = (honest - ((num_active or 0) // 2 + 1 - len(numbers))) / honest
+        count = who if isinstance(who, int) else len(who)
+        if num_active is None:
+            requirement = "must be the clients of a round where no num_std is given: z follows from it"
+            raise ArgumentError("num_active", requirement, "got neither", "Pass one of the two.")
+        check.at_least(count + 1, num_active=num_active)
+        honest = num_active - count
+        share = (honest - (num_active // 2 + 1 - count)) / honest
         if not 0.5 < share < 1:
-            found, remedy = f"got {len(numbers)} of {num_active}, z at the share {share:.2f}", "Pass num_std."
+            found, remedy = f"got {count} of {num_active}, z at the share {share:.2f}", "Pass num_std."
             raise ArgumentError("attackers", "must be few enough to hide and enough for z > 0", found, remedy)
         num_std = NormalDist().inv_cdf(share)
 
@@ -180,7 +230,7 @@ def alie(attackers: Sequence[int], *, num_active: int | None = None, num_std: fl
         variance = jnp.where(honest[:, None], (updates - mean[None]) ** 2, 0).sum(axis=0) / count
         return jnp.broadcast_to((mean - num_std * root(variance))[None], updates.shape)
 
-    return Attack(numbers, act, False)
+    return Attack(who, act, False)
 
 
 def _in_order(updates: Array, arrived: Array) -> Array:
@@ -188,9 +238,13 @@ def _in_order(updates: Array, arrived: Array) -> Array:
     return jnp.sort(jnp.where(arrived[:, None], updates, jnp.inf), axis=0)
 
 
-def _numbers(attackers: Sequence[int]) -> np.ndarray:
-    """Numbers of clients, (f,)."""
-    numbers = np.asarray(attackers, dtype=None if len(attackers) else int)
+def _attackers(attackers: Sequence[int] | int) -> np.ndarray | int:
+    """Numbers of clients, (f,), or how many."""
+    if np.ndim(attackers) == 0:
+        check.at_least(0, attackers=attackers)
+        return int(attackers)  # pyright: ignore[reportArgumentType]
+    numbers = np.asarray(attackers)
+    numbers = numbers if numbers.size else numbers.astype(int)
     check.integers(attackers=numbers)
     check.non_negative(attackers=numbers)
     return numbers.astype(np.int32)

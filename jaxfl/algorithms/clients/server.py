@@ -21,14 +21,15 @@ def check_num_active(num_active: int, num_nodes: int) -> None:
         raise ArgumentError("num_active", "must be at most the number of clients in the data", found, remedy)
 
 
-def draw_active(key: Key, round_index: Array, num_active: int, num_nodes: int) -> Array:
-    """Draw the clients of one round, uniformly without replacement.
+def draw_active(key: Key, round_index: Array, num_active: int, num_nodes: int, weights: Array | None = None) -> Array:
+    """Draw the clients of one round, without replacement.
 
     Args:
         key: the run's base key.
         round_index: (), int32.
         num_active: k, at most n.
         num_nodes: n.
+        weights: (n,), of which each draw takes a client in proportion among those that are left; None: uniformly.
 
     Returns:
         (k,), int32, ascending.
@@ -37,7 +38,8 @@ def draw_active(key: Key, round_index: Array, num_active: int, num_nodes: int) -
     if num_active == num_nodes:
         return everybody
     participation_key = purpose_key(key, Purpose.PARTICIPATION, round_index)
-    return jnp.sort(jax.random.choice(participation_key, everybody, (num_active,), replace=False))
+    p = None if weights is None else weights.astype(jnp.float32)
+    return jnp.sort(jax.random.choice(participation_key, everybody, (num_active,), replace=False, p=p))
 
 
 def by_client(active: Array, num_nodes: int, values: Array, is_active: Array | None = None) -> Array:

@@ -26,12 +26,12 @@ import numpy as np
 
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.algorithms.clients.private_updates import DISCARDED_UPDATES, PrivateUpdates
-from jaxfl.algorithms.clients.robust import Aggregate, Attack
+from jaxfl.algorithms.clients.robust import Aggregate, Attack, AttackDraws
+from jaxfl.algorithms.clients.selection import Selection
 from jaxfl.algorithms.clients.server import at_clients
 from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
 from jaxfl.channel.links import PLAIN as PLAIN_LINKS
-from jaxfl.core import ArgumentError, Array, Info, Key, Purpose, PyTree, Task, Variables, node_keys, purpose_key
-from jaxfl.core.check import below as check_below
+from jaxfl.core import ArgumentError, Array, Info, Key, PyTree, Task, Variables
 from jaxfl.core.info import Count, Discarded, Fatal, plain
 from jaxfl.core.tree import along_nodes, norm, number_type, weighted_sum
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
@@ -45,7 +45,7 @@ class UplinkDraws(NamedTuple):
     overflow: Array | None = None  # (), int32, 1 if a client that was drawn had no slot, which is an error
     links: LinkDraws = LinkDraws(None, None)  # of all n clients
     noise: PyTree | None = None  # like the parameters; None without private updates
-    attack: Array | None = None  # (n,), typed keys of what attackers send; None where they draw nothing
+    attack: AttackDraws | None = None  # None without attackers
 
 
 class Updates(NamedTuple):
@@ -91,6 +91,7 @@ class Uplink(NamedTuple):
     Attributes:
         updates: rule by which updates are clipped and released with noise, and clients drawn independently; None: none.
         aggregate: robust mean of the updates; None: their weighted mean.
+        selection: how the clients of a round are chosen where updates are not private.
         bits: of one number of an update; a number of the model state takes 32.
         check: (task, clients, holds_parts=False, keeps_sums=False) -> None; raises for a task or clients that private
             updates do not protect, for noise of pairs where clients hold parts of the model, and for links that lose or
@@ -104,6 +105,7 @@ class Uplink(NamedTuple):
 
     updates: PrivateUpdates | None
     aggregate: Aggregate | None
+    selection: Selection
     bits: float
     check: Callable[..., None]
     init: Callable[[Key, PyTree, int], None]
@@ -122,6 +124,7 @@ def uplink(
     updates: PrivateUpdates | None = None,
     aggregate: Aggregate | None = None,
     attack: Attack | None = None,
+    selection: Selection | None = None,
 ) -> Uplink:
     """The way by which clients' updates reach their server.
 
@@ -131,7 +134,10 @@ def uplink(
         updates: `jaxfl.private_updates(...)`, for privacy of whole clients; None for none.
         aggregate: robust mean in place of the weighted one, such as `jaxfl.algorithms.trimmed_mean(2)`; clients weigh
             alike.
-        attack: what some clients send in place of their updates, such as `jaxfl.algorithms.sign_flip([0, 3])`.
+        attack: what some clients send in place of their updates, such as `jaxfl.algorithms.sign_flip([0, 3])`, or
+            `sign_flip(2)`, which draws them.
+        selection: how the clients of a round are chosen, such as `jaxfl.algorithms.by_size()` or `by_loss(20)`. None:
+            uniformly, or independently where updates are private.
 
     Returns:
         The argument `uplink` of algorithms with a server.
@@ -154,8 +160,12 @@ def uplink(
         raise ArgumentError(
             "updates", "must be None with a robust mean, which is no sum of clipped parts", found, remedy
         )
-    links = links or PLAIN_LINKS
-    attack = None if attack is None or len(attack.attackers) == 0 else attack
+    if updates is not None and selection is not None:
+        requirement = "must be None where updates are private: their epsilon is that of equal, independent chances"
+        found, remedy = f"got by_{'size' if selection.num_candidates is None else 'loss'}", "Leave it out."
+        raise ArgumentError("selection", requirement, found, remedy)
+    links, chosen = links or PLAIN_LINKS, selection or Selection()
+    attack = None if attack is None or attack.num_attackers == 0 else attack
 
     def check(task, clients, *, holds_parts=False, keeps_sums=False):
         if keeps_sums and not links.is_plain:
@@ -166,6 +176,7 @@ def uplink(
         if attack is not None and (holds_parts or keeps_sums):
             found, remedy = "got attackers", "Leave them out."
             raise ArgumentError("attack", "must be None where more than whole updates counts", found, remedy)
+        chosen.check(clients, holds_parts)
         noise = clients.noise
         if noise is not None and noise.distribution == "summed_gaussian" and (holds_parts or not links.is_plain):
             requirement = "must reach the server in one sum of whole updates, which no link loses or rounds"
@@ -178,16 +189,14 @@ def uplink(
 
     def init(key, params, num_nodes):
         if attack is not None:
-            check_below(num_nodes, attackers=attack.attackers)
+            attack.check(num_nodes)
         if updates is not None:
             jax.eval_shape(updates.draw_noise, key, 0, params)  # which refuses params that are not float32
         jax.eval_shape(partial(links.draw_to_server, key, 0, num_nodes))  # which refuses links that do not fit
 
     def draw(key, round_index, params, num_nodes, num_active, choose):
         of_links = links.draw_to_server(key, round_index, num_nodes)
-        of_attack = None
-        if attack is not None and attack.draws:
-            of_attack = node_keys(purpose_key(key, Purpose.ATTACK, round_index), num_nodes)
+        of_attack = None if attack is None else attack.draw(key, round_index, num_nodes)
         if updates is None:
             return choose(), UplinkDraws(links=of_links, attack=of_attack)
         who = updates.draw(key, round_index, num_active, num_nodes)
@@ -248,7 +257,7 @@ def uplink(
             counts=counts | clipped_sum.counts,
         )
 
-    return Uplink(updates, aggregate, links.bits, check, init, draw, send)
+    return Uplink(updates, aggregate, chosen, links.bits, check, init, draw, send)
 
 
 PLAIN = uplink()
@@ -299,13 +308,13 @@ def _check_robust(task: Task, clients: LocalSteps, more: bool) -> None:
         require_own_noise("a robust mean does not cancel it", noise=clients.noise.distribution)
 
 
-def _attacked(attack: Attack, changes: PyTree, active: Array, is_present: Array, keys: Array | None) -> PyTree:
+def _attacked(attack: Attack, changes: PyTree, active: Array, is_present: Array, drawn: AttackDraws) -> PyTree:
     """The changes (c, *leaf) with those of attackers in place of what they computed."""
     flat, restore = _flat(changes)
-    hostile = (active[:, None] == jnp.asarray(attack.attackers)[None]).any(axis=1) & is_present
-    normal = (
-        None if keys is None else jax.vmap(lambda key: jax.random.normal(key, flat.shape[1:], flat.dtype))(keys[active])
-    )
+    hostile = (active[:, None] == drawn.attackers[None]).any(axis=1) & is_present
+    normal = None
+    if drawn.keys is not None:
+        normal = jax.vmap(lambda key: jax.random.normal(key, flat.shape[1:], flat.dtype))(drawn.keys[active])
     sent = attack.act(flat, is_present & ~hostile, normal).astype(flat.dtype)
     return jax.vmap(restore)(jnp.where(hostile[:, None], sent, flat))
 

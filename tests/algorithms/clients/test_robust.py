@@ -153,6 +153,18 @@ def test_attackers_send_what_they_say():
     assert 0.5 * 20 < np.std(moves) * np.sqrt(NODES) < 1.6 * 20
 
 
+def test_attackers_that_are_drawn_are_the_same_in_all_runs_of_a_base_key():
+    attack = sign_flip(3)
+    keys = [jaxfl.run_key(KEY, {"step_size": size}, DATA) for size in (0.1, 0.3)]
+    drawn = [sorted(attack.draw(key, jnp.int32(k), NODES).attackers.tolist()) for key in keys for k in (0, 7)]
+    assert drawn == drawn[:1] * 4
+    assert len(set(drawn[0])) == 3
+    others = [sorted(attack.draw(jax.random.key(seed), jnp.int32(0), NODES).attackers.tolist()) for seed in range(5)]
+    assert len(set(map(tuple, others))) > 1
+    by_count, by_number = (run(learner(attack=one), keys[0], DATA, 3)[0] for one in (attack, sign_flip(drawn[0])))
+    assert_same(by_count, by_number)
+
+
 @pytest.mark.parametrize("aggregate", [coordinate_median(), trimmed_mean(3), krum(3), geometric_median()])
 def test_attackers_stop_the_mean_and_not_a_robust_mean(aggregate):
     attack = sign_flip([0, 1, 2], scale=20.0)
@@ -224,6 +236,18 @@ def test_refusals():
         alie([0], num_active=50)
     with pytest.raises(ArgumentError, match="attackers: must"):
         learner(attack=sign_flip([NODES])).init(KEY, DATA)
+    with pytest.raises(ArgumentError, match="attackers: must be at most the number of clients; got 12"):
+        learner(attack=sign_flip(NODES + 1)).init(KEY, DATA)
+    for count in (-1, 1.5, None):
+        with pytest.raises(ArgumentError, match="attackers: must be an integer of at least 0"):
+            sign_flip(count)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_argument_that_is_missing_is_named():
+    with pytest.raises(ArgumentError, match=r"std: must be called as random_updates\(attackers, std=\)"):
+        random_updates([0, 3])  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ArgumentError, match="num_active: must be the clients of a round where no num_std is given"):
+        alie([0, 3])
 
 
 @pytest.mark.parametrize("aggregate", [jaxfl.algorithms.krum(2), jaxfl.algorithms.trimmed_mean(2)])

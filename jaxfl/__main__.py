@@ -8,7 +8,6 @@ jaxfl report runs/privsgp_vr/NAME
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import runpy
@@ -23,6 +22,7 @@ _COMMANDS = {
     "data": "What is read from a file of your own: columns, types, classes, sites, what tests.",
     "report": "One HTML page of runs that have ended: curves, tables, privacy, sites, differences.",
 }
+_SWITCHES = "--version", "--help", "--completion"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_completion(package, known))
         return 0
     if name not in known:
-        near = "".join(f"Did you mean {one}? " for one in difflib.get_close_matches(name, known, n=1))
+        near = importlib.import_module("jaxfl.core.vocabulary").hint(name, [*known, *_SWITCHES])
         print(f"error: name: must be one of {', '.join(known)}; got {name!r}. {near}See jaxfl --help.", file=sys.stderr)
         return 2
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _completion(package: ModuleType, known: Iterable[str]) -> str:
     """A script of bash that completes commands and options; `complete -o default` adds the names of files."""
     frame, command = importlib.import_module("jaxfl.frame.command_line"), importlib.import_module("jaxfl.command")
-    words = {"": ["--version", "--help", *known]} | command.flags()
+    words = {"": [*_SWITCHES, *known]} | command.flags()
     for name in set(known) - set(_COMMANDS):
         experiment = getattr(importlib.import_module(f"{package.__name__}.{name}"), "EXPERIMENT", None)
         words |= {} if experiment is None else {name: frame.flags(experiment)}

@@ -108,7 +108,7 @@ def test_a_shell_completes_commands_and_their_options(tmp_path, capsys):
     assert completed("jaxfl", "priv") == ["privsgp_vr"]
     assert completed("jaxfl", "--ver") == ["--version"]
     assert completed("jaxfl", "privsgp_vr", "--target") == ["--target-epsilon"]
-    assert completed("jaxfl", "epsilon", "--target") == ["--target", "--target-epsilon"]
+    assert {*completed("jaxfl", "epsilon", "--target")} == {"--target", "--target-epsilon"}
     assert completed("jaxfl", "plan", "--ep") == ["--epsilon"]
     assert completed("jaxfl", "plan", "--clip") == ["--clip-norm"]
     assert completed("jaxfl", "bench", "") == []

@@ -22,19 +22,17 @@ def arguments_of(words: Sequence[str]) -> list[str]:
 
     Examples:
         >>> arguments_of(["a.csv", "--epsilon", "1", "3", "--baselines", "alone"])
-        ['--dataset', 'a.csv', '--target-epsilon', '1', '3', '--baselines', 'alone']
+        ['--dataset', 'a.csv', '--epsilon', '1', '3', '--baselines', 'alone']
         >>> arguments_of(["--private-selection=geometric"])
         ['--private-selection=geometric', '--sample', 'step_size=log:0.01:3', '--seeds', '0']
     """
-    given = [word.partition("=") for word in words]
-    options = [("--target-epsilon" if name == "--epsilon" else name) + equals + rest for name, equals, rest in given]
-    said = {name for name, _, _ in given}
+    said = {word.partition("=")[0] for word in words}
     if "--private-selection" in said:  # it pays for the choice of a step, and nothing else may vary
         own = {"--sample": [f"step_size=log:{STEPS[0]:g}:{STEPS[-1]:g}"], "--seeds": ["0"]}
     else:
         own = {"--baselines": [*BASELINES]}
     file = ["--dataset"] if words and not words[0].startswith("-") else []
-    return [*file, *options, *(word for name in own if name not in said for word in (name, *own[name]))]
+    return [*file, *words, *(word for name in own if name not in said for word in (name, *own[name]))]
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:

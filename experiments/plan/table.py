@@ -25,8 +25,9 @@ from jaxfl.analysis.styles import line_styles
 from jaxfl.frame import Finished, Request
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import words_of
-from jaxfl.privacy.statements import RELATIONS, against, rounded_up
+from jaxfl.privacy.statements import RELATIONS, against, neighbors, rounded_up
 from jaxfl.training import read_results
+from jaxfl.training.fitting_table import FittingTable
 from jaxfl.training.sites import SITES, site_table
 from jaxfl.training.summary import deciding, format_spread, trouble
 
@@ -76,7 +77,7 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     rank_by = request.config.run.rank_by
     metric = deciding(finished.summary, COLUMNS if rank_by is None else (rank_by, *COLUMNS))
     console, rows = Console(markup=False), best_of(finished, metric)
-    console.print(_table(finished, rows, is_narrow=console.width < 110))
+    console.print(_table(finished, rows))
     together = [row for row in rows if not row.baseline]
     if not together:
         return []
@@ -134,17 +135,13 @@ def best_guess(dp_epsilon: float, dp_delta: float) -> float:
     return 1 - (1 - dp_delta) / (1 + math.exp(dp_epsilon))
 
 
-def _table(finished: Finished, rows: Sequence[Best], *, is_narrow: bool) -> Table:
-    """A row a budget and baseline, mean ± standard deviation over seeds; in a narrow terminal accuracies only."""
+def _table(finished: Finished, rows: Sequence[Best]) -> Table:
+    """A row a budget and baseline, mean ± standard deviation over seeds."""
     metrics = [name for name in _SCORES if any(f"test_{name}" in row.result for row in rows)]
-    hidden = metrics[1:] if is_narrow else []
-    metrics = [name for name in metrics if name not in hidden]
     stated = next((row.stated for row in rows if row.stated), {})
     seeds = len(finished.summary["seeds"])
     notes = [f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"]
     notes[0] += "; worst: of the worst site; all sites have one test set"
-    if hidden:
-        notes.append(f"a wider terminal has {' and '.join(hidden).replace('_', ' ')}, too; all are in results.csv")
     notes.append("pooled: all samples in one place, with ε by DP-SGD; alone: each site by itself")
     if any(row.at_an_end for row in rows):
         notes.append("*: the first or the last step that was tried; a better one may lie beyond")
@@ -154,13 +151,14 @@ def _table(finished: Finished, rows: Sequence[Best], *, is_narrow: bool) -> Tabl
             f"ε: {stated['bound']}{against(stated)} ({relation}, δ = {stated['dp_delta']:g}), largest over sites"
         )
         notes.append("guess: how often an observer is right at most about one sample, at even odds (%)")
-    table = Table(title="What accuracy sites would have", caption="\n".join(notes), caption_justify="left")
+    notes += neighbors(row.stated for row in rows if row.stated)
+    table = FittingTable(file="results.csv", title="What accuracy sites would have", caption="\n".join(notes))
     for name in ("ε", "how", "chosen"):
         table.add_column(name, overflow="fold")
     for name in metrics:
         label = "AUC" if name == "auc" else name.removesuffix("_accuracy")
-        table.add_column(f"{label} (%)", justify="right")
-        table.add_column("worst", justify="right")
+        table.add_numbers(f"{label} (%)")
+        table.add_numbers("worst" if name == metrics[0] else f"worst {label}")
     table.add_column("guess", justify="right")
     for row in rows:
         chosen = ", ".join(f"{_short(name)}{text_of(value)}" for name, value in row.chosen.items())

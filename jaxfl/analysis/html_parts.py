@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 _LONG = 60  # letters of a cell that is broken into lines
+_WIDE = 10  # columns, above which a printed table has smaller letters
+_NO_BREAK = re.compile(r"(?<=±) | (?=[%kMGTPmµnp]$)")  # between a number and its sign or unit
 
 
 def escaped(value: Any) -> str:
@@ -20,16 +23,18 @@ def section(heading: str, content: str) -> str:
 
 
 def table_of(heading: Sequence[str], rows: Iterable[Sequence[Any]], best: int | None = None) -> str:
-    """A table that scrolls by itself where it is wide; row `best` is highlighted."""
+    """A table that scrolls by itself where it is wide; row `best` is highlighted. Lines break before a ± only."""
 
     def td(cell: Any) -> str:
-        return f"<td{' class=long' if len(str(cell)) > _LONG else ''}>{escaped(cell)}</td>"
+        text = _NO_BREAK.sub("\N{NO-BREAK SPACE}", escaped(cell))
+        return f"<td{' class=long' if len(str(cell)) > _LONG else ''}>{text}</td>"
 
     head = "".join(f"<th>{escaped(name)}</th>" for name in heading)
     body = "".join(
         f"<tr{' class=best' if number == best else ''}>{''.join(map(td, row))}</tr>" for number, row in enumerate(rows)
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    wide = " class=wide" if len(heading) > _WIDE else ""
+    return f'<div class="scroll"><table{wide}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def bullets(texts: Sequence[str]) -> str:

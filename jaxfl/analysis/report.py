@@ -34,7 +34,16 @@ from jaxfl.analysis.html_parts import bullets, escaped, section, table_of
 from jaxfl.analysis.plots import new_figure, run_title
 from jaxfl.core import ArgumentError
 from jaxfl.core.outputs import drop_link
-from jaxfl.privacy.statements import SECRET, UNPAID_CHOICE, leaves_out, rounded_up, simulation, statement_text
+from jaxfl.privacy.statements import (
+    SECRET,
+    UNPAID_CHOICE,
+    leaves_out,
+    neighbors,
+    rounded_up,
+    simulation,
+    statement_text,
+)
+from jaxfl.privacy.statements import caption as statements_in_short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,9 +92,13 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
 
 
 def _results(shown: Sequence[Shown]) -> str:
-    """The table of results, under what it means."""
+    """The table of results, under the claims in short and what it means."""
     heading, rows = results(shown)
-    marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulation({"": all_statements(shown)}))
+    simulated = simulation({"": all_statements(shown)})
+    marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulated)
+    claims = statements_in_short({one.label: one.row.get("privacy", []) for one in shown})
+    claims = [text for text in claims if text not in simulated] + neighbors(all_statements(shown))
+    marked += bullets(claims)
     seeds = max(len(one.row.get("status", [])) for one in shown)
     note = f'<p class="note">Mean{f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"}. '
     metric, ranked = ranking(shown)

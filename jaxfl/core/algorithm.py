@@ -16,7 +16,6 @@ refuse such params: the noise is float32.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import traceback
@@ -29,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import check
+from jaxfl.core.calls import arguments
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.info import Info
@@ -53,7 +53,10 @@ _REMEDIES = {  # kind of an argument -> how to get one
     "Task": "Pass jaxfl.models.classification(model), jaxfl.from_flax(...) or jaxfl.from_functions(...).",
     "Uplink": "Pass jaxfl.uplink(...).",
 }
-_STEPS = "step_size=0.1", "optimizer=optax.sgd(0.1)", "clients=jaxfl.local_steps(..., optimizer=optax.sgd(0.1))"
+_STEPS = (
+    *("step_size=0.1", "optimizer=optax.sgd(0.1)", "clients=jaxfl.local_steps(..., optimizer=optax.sgd(0.1))"),
+    "server_step_size=0.1",
+)
 _NOISE = "noise=jaxfl.gaussian(0.1)", "clients=jaxfl.local_steps(..., clip_norm=1.0, noise=jaxfl.gaussian(0.1))"
 _MEANT = {  # what other libraries call an argument -> forms of it here
     **dict.fromkeys(("lr", "learning_rate", "step_size"), _STEPS),
@@ -118,21 +121,7 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(build)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        for name in (one for one in kwargs if one not in signature.parameters):
-            forms = [form for form in _MEANT.get(name, ()) if form.partition("=")[0] in signature.parameters]
-            forms += [f"{near}=" for near in difflib.get_close_matches(name, signature.parameters)]
-            found = f"it takes {', '.join(signature.parameters)}"
-            remedy = f"Pass {forms[0]}." if forms else "Leave it out."
-            raise ArgumentError(name, f"must be an argument of {build.__name__}", found, remedy)
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError as error:  # too few, or too many by position
-            needed = [name for name, one in signature.parameters.items() if one.default is one.empty]
-            missing = [name for name in needed[len(args) :] if name not in kwargs]
-            parts = [f"{name}=" * (one.kind is one.KEYWORD_ONLY) or name for name, one in signature.parameters.items()]
-            call = f"{build.__name__}({', '.join(parts)})"
-            name = missing[0] if missing else next(iter(signature.parameters))
-            raise ArgumentError(name, f"must be called as {call}", f"got {error}", "Name the arguments.") from None
+        given = arguments(build, args, kwargs, _MEANT, signature=signature)
         for name, kind in kinds().items():
             if kind[0].__name__ == "GradientTransformation":
                 if given.get(name) is not None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from jaxfl.core.vocabulary import hint
+
 
 class ArgumentError(ValueError):
     """An argument that cannot be used.
@@ -211,15 +213,9 @@ def one_of(allowed: tuple[Any, ...], **arguments: Any) -> None:
     """Each value is one of `allowed`."""
     for name, value in arguments.items():
         if value not in allowed:
-            choices, letters = ", ".join(map(str, allowed)), _letters(value)
-            near = [f"Did you mean {choice}? " for choice in allowed if letters and _letters(choice) == letters]
-            remedy = "".join([*near, "Choose one of these."])
-            raise ArgumentError(name, f"must be one of {choices}", f"got {value!r}", remedy)
-
-
-def _letters(value: Any) -> str:
-    """Letters and digits of a name, in lower case: CIFAR-10 is cifar10."""
-    return "".join(filter(str.isalnum, str(value).lower()))
+            choices = [*map(str, allowed)]
+            remedy = f"{hint(value, choices) if isinstance(value, str) else ''}Choose one of these."
+            raise ArgumentError(name, f"must be one of {', '.join(choices)}", f"got {value!r}", remedy)
 
 
 def scalar(**arguments: Any) -> None:

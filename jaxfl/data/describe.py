@@ -17,6 +17,8 @@ from rich.text import Text
 
 from jaxfl.core import ArgumentError
 from jaxfl.core import tables as rules
+from jaxfl.core.parser import Parser
+from jaxfl.core.vocabulary import flag
 from jaxfl.data.columns import OPTIONS, has_columns, read_columns, refuse_other_file
 from jaxfl.data.sources import Dataset
 from jaxfl.data.subset import only_classes
@@ -102,7 +104,7 @@ def _columns_table(path: str) -> Table:
 
 def main(argv: Sequence[str]) -> int:
     """Say what an experiment would read; returns the exit code, 2 for a file that cannot be used."""
-    parser = argparse.ArgumentParser("jaxfl data", description="What is read from a file of your own.")
+    parser = Parser("data", "What is read from a file of your own.")
     parser.add_argument("dataset", metavar="FILE", help=".csv, .tsv, .csv.gz, .parquet, .npz, or hf:NAME")
     for name in ("label", "site", "id"):
         parser.add_argument(f"--{name}-column", default="label" if name == "label" else None)
@@ -120,7 +122,9 @@ def main(argv: Sequence[str]) -> int:
         dataset = only_classes(load_file(given.dataset, **options), given.classes)
         _show(console, dataset, given)
     except ArgumentError as error:
-        print(f"error: {error}", file=sys.stderr)
+        name = flag(error.argument)
+        shown = name if name in parser.flags() else error.argument
+        print(f"error: {shown}: {error.requirement}; {error.found}. {error.remedy}", file=sys.stderr)
         return 2
     return 0
 

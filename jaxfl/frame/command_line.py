@@ -12,7 +12,6 @@ from __future__ import annotations
 import _thread
 import contextlib
 import dataclasses
-import difflib
 import gc
 import os
 import re
@@ -29,12 +28,13 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxfl.core import ArgumentError
+from jaxfl.core.vocabulary import hint, typed
 from jaxfl.frame.distributed import silent_but_first, tells
 from jaxfl.frame.experiment import Experiment, Request, request
 from jaxfl.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
 from jaxfl.frame.help import print_help
 from jaxfl.frame.launcher import JobsStopped
-from jaxfl.frame.options import flag, flat, options, unknown, value_of, varies_by_words
+from jaxfl.frame.options import flag, flat, named, options, unknown, value_of, varies_by_words
 from jaxfl.frame.output import steady_output
 from jaxfl.frame.partners import GOES_ON, GONE, leave
 from jaxfl.frame.records import JOBS
@@ -81,42 +81,6 @@ _HELP = ("--help", "-h", "--help-all")
 _GOES_ON = "the same command with --resume goes on from"
 _KINDS = get_type_hints(EveryExperiment)  # of the options that every experiment has
 _MOST_SHOWN = 400  # letters of what was found; a longer one is shown by its two ends
-_CALLED_ELSEWHERE = {  # names that other libraries and papers have for an option, and ours, the first that there is
-    "epsilon": ("target_epsilon",),
-    "eps": ("target_epsilon",),
-    "noise_multiplier": ("noise_multiplier", "noise_std", "target_epsilon"),
-    "lr": ("step_size",),
-    "learning_rate": ("step_size",),
-    "epochs": ("local_steps", "rounds", "iterations"),
-    "local_epochs": ("local_steps",),
-    "rounds": ("evaluate_every",),
-    "steps": ("iterations", "rounds"),
-    "num_clients": ("nodes",),
-    "agents": ("nodes",),
-    "workers": ("nodes",),
-    "data": ("dataset",),
-    "output": ("out",),
-    "gpu": ("gpus", "devices"),
-    "wandb": ("track",),
-    "tensorboard": ("track",),
-    "logger": ("track",),
-    "topology": ("graph",),
-    "max_grad_norm": ("clip_norm",),
-    "sigma": ("noise_multiplier", "noise_std"),
-    "fraction": ("participation_rate",),
-}
-
-
-_ALSO = {  # names in `jaxfl epsilon` and ours: both are taken
-    "sites": "nodes",
-    "clients": "nodes",
-    "batch": "batch_size",
-    "rounds": "iterations",
-    "iterations": "rounds",
-    "target": "target_epsilon",
-    "delta": "dp_delta",
-    "relation": "neighboring_relation",
-}
 
 
 def flags(experiment: Experiment) -> list[str]:
@@ -168,7 +132,7 @@ def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
             ):
                 return (experiment.run or run)(query._replace(stop=stop, cache=cache, clock=clock, arguments=arguments))
     except ArgumentError as error:
-        return _say(f"error: {_sentence(experiment, error)}", 2, error)
+        return _say(f"error: {_sentence(experiment, error, arguments)}", 2, error)
     except (Diverged, FatalCount) as error:
         return _say(f"stopped: {error}", 1, error)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
@@ -196,24 +160,19 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
     changes: dict[str, Any] = {}
     axes: list[Axis] = []
     for word, words in _by_option(arguments):
-        name = word.removeprefix("--").replace("-", "_")
-        name = name if name in kinds or _ALSO.get(name) not in kinds else _ALSO[name]
+        name = named(word, kinds)
         switch = name.removeprefix("no_")
         if name == "set":
             text = " ".join(words)
             key, equals, value = text.partition("=")
-            name, words = key.strip().replace("-", "_"), value.split()
+            name, words = named(key, table), value.split()
             if not equals or name not in table:
-                remedy = f"Keys: {', '.join(table)}."
+                remedy = f"{hint(name, table)}Keys: {', '.join(table)}."
                 raise ArgumentError("--set", "must be KEY=VALUE with a known key", f"got {text!r}", remedy)
         elif word.startswith("--") and name not in kinds and kinds.get(switch) is bool and not words:
             name, words = switch, ["false"]
         elif not word.startswith("--") or name not in kinds:
-            plain = name.lstrip("_")
-            meant = [key for key in _CALLED_ELSEWHERE.get(plain, ()) if key in kinds]
-            meant = meant[:1] or difflib.get_close_matches(plain, kinds, n=1)
-            near = [f"Did you mean {flag(key)}? " for key in meant]
-            raise unknown(word.replace("_", "-") or "''", "".join([*near, "See --help-all for all options."]))
+            raise unknown(word.replace("_", "-") or "''", kinds)
         if name == "grid":
             axes.append(parse_axis(words, table))
             continue
@@ -239,7 +198,8 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
         search = search_of(frame.get("private_selection", "off"), count, {**flat(experiment.base), **changes, **seed})
         if search is not None and experiment.run is not None:
             raise ArgumentError("private_selection", "needs an experiment with rows", "got another", "Leave it out.")
-        others, ranges = [*axes], frame["sample"]
+        words_of_ranges = (text.partition("=") for text in frame["sample"])
+        others, ranges = [*axes], tuple(named(name, table) + equals + ends for name, equals, ends in words_of_ranges)
         ends = {} if search is None else ends_of(ranges, table)
         axes.append(sample_axis(ranges, count, 0, table) if search is None else search.draw(ranges, table))
     for name in ("num_samples", "private_selection"):
@@ -303,15 +263,17 @@ def _show(experiment: Experiment, arguments: Sequence[str]) -> None:
         print_help(query, of_all, (*JOBS, "compilation_cache"), all_options="--help-all" in arguments)
 
 
-def _sentence(experiment: Experiment, error: ArgumentError) -> str:
-    """The error with the option in place of the library's argument; an entry of an option is the option."""
+def _sentence(experiment: Experiment, error: ArgumentError, arguments: Sequence[str]) -> str:
+    """The error with the option, as it was typed, in place of the library's argument or an entry of an option."""
     name = error.argument.partition("[")[0] or error.argument
     name = experiment.aliases.get(name, name)
     is_option = name in options(type(experiment.base)) or name in _KINDS
     found = error.found
     if len(found) > _MOST_SHOWN:
         found = f"{found[: _MOST_SHOWN // 2]} ... {found[-_MOST_SHOWN // 2 :]}"
-    return f"{flag(name) if is_option else error.argument}: {error.requirement}; {found}. {error.remedy}"
+    return (
+        f"{typed(flag(name), arguments) if is_option else error.argument}: {error.requirement}; {found}. {error.remedy}"
+    )
 
 
 def _catch_interrupts() -> None:

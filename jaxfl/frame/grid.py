@@ -7,6 +7,7 @@ axes; the first varies slowest.
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import itertools
 import json
@@ -18,7 +19,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.data.files import read_bytes
-from jaxfl.frame.options import Option, unknown, value_of
+from jaxfl.frame.options import Option, named, unknown, value_of
 
 Axis = Mapping[str, Sequence[Any]]
 Grid = Sequence[Axis]
@@ -39,7 +40,7 @@ def axis(options: Mapping[str, Option], **values: Sequence[Any]) -> Axis:
     """
     for name in values:
         if name not in options:
-            raise unknown(name)
+            raise unknown(name, options)
     lengths = {name: len(sequence) for name, sequence in values.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         requirement = "must give options that go together equally many values, at least one"
@@ -51,8 +52,8 @@ def parse_axis(tokens: Sequence[str], options: Mapping[str, Option]) -> Axis:
     """The axis of one `--grid OPTION=VALUE,VALUE,... [OPTION=...]`; a value of several words is quoted by the shell."""
     values: dict[str, list[Any]] = {}
     for token in tokens:
-        name, equals, words = token.partition("=")
-        name = name.replace("-", "_")
+        word, equals, words = token.partition("=")
+        name = named(word, options)
         if not equals or name in values:
             raise ArgumentError(
                 "--grid", "must be OPTION=VALUE,VALUE,... with each option once", f"got {token!r}", _WRITE
@@ -74,15 +75,16 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
         "must be a .csv or .jsonl file with a row a configuration",
         "Name the options in the first row.",
     )
+    named_row = functools.partial(_row, options)
     try:
         text = read_bytes(file, remedy, _MOST_BYTES).decode("utf-8-sig")  # which Excel begins by a mark
         if file.suffix == ".jsonl":
             lines = filter(str.strip, text.splitlines())
-            rows: list[Any] = [json.loads(line, object_pairs_hook=_named) for line in lines]
+            rows: list[Any] = [json.loads(line, object_pairs_hook=named_row) for line in lines]
         else:
             heading, *cells = [*filter(None, csv.reader(io.StringIO(text, newline="")))] or [[]]
             columns = len(heading)
-            rows = [_named([*zip(heading, row, strict=True)]) if len(row) == columns else None for row in cells]
+            rows = [named_row([*zip(heading, row, strict=True)]) if len(row) == columns else None for row in cells]
     except ArgumentError as error:
         raise ArgumentError("--grid-file", error.requirement, error.found, error.remedy) from None
     except (ValueError, csv.Error, RecursionError):  # no JSON, no UTF-8
@@ -98,9 +100,9 @@ def read_axis(path: str, options: Mapping[str, Option]) -> Axis:
     return axis(options, **values)
 
 
-def _named(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def _row(options: Mapping[str, Option], pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """A row by option. Two spellings of one option are refused: a reader of the file cannot know which one counts."""
-    row = {name.strip().replace("-", "_"): value for name, value in pairs}
+    row = {named(name, options): value for name, value in pairs}
     if len(row) < len(pairs):
         found = f"got {' '.join(name for name, _ in pairs)}"
         raise ArgumentError("--grid-file", "must name each option once", found, "Leave one out.")

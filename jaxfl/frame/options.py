@@ -13,13 +13,14 @@ import io
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union
 
 import tyro
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.core.vocabulary import chosen, flag, hint, spelled
 
 ABSENT = object()
 _WORDS = {int: "an integer", float: "a number", str: "a text", types.NoneType: "None"}
@@ -87,15 +88,22 @@ def override(config: Any, changes: Mapping[str, Any]) -> Any:
     of_record: dict[str, dict[str, Any]] = {}
     for name, value in changes.items():
         if name not in table:
-            raise unknown(name)
+            raise unknown(name, table)
         of_record.setdefault(table[name].record, {})[name] = value
     records = {name: dataclasses.replace(getattr(config, name), **values) for name, values in of_record.items()}
     return dataclasses.replace(config, **records)
 
 
-def unknown(name: str, remedy: str = "See --help.") -> ArgumentError:
-    """The error of a name that is no option."""
-    return ArgumentError(name, "must be an option of this experiment", "there is none of that name", remedy)
+def named(word: str, known: Collection[str]) -> str:
+    """Name of the option that a word of a command line, a grid or a file means, by whichever command's name for it."""
+    name = word.strip().removeprefix("--").replace("-", "_")
+    return spelled(name, known) or name
+
+
+def unknown(word: str, known: Collection[str], remedy: str = "See --help-all for all options.") -> ArgumentError:
+    """The error of a word that names no option, with the option that it most likely stands for."""
+    near = hint(word.strip("-").replace("-", "_"), known, flag)
+    return ArgumentError(word, "must be an option of this experiment", "there is none of that name", near + remedy)
 
 
 def value_of(name: str, kind: Any, tokens: Sequence[str]) -> Any:
@@ -110,10 +118,12 @@ def value_of(name: str, kind: Any, tokens: Sequence[str]) -> Any:
         if list(tokens) not in ([], ["true"], ["false"], ["True"], ["False"]):
             raise ArgumentError(name, "takes no value", found, f"Write {flag(name)} alone, or leave it out.")
         return list(tokens) not in (["false"], ["False"])
+    choices = _choices(kind)
     try:
-        return _parse(kind, tuple(tokens))
+        return _parse(kind, tuple(chosen(token, choices) or token for token in tokens))
     except (SystemExit, ValueError):  # ValueError: an integer of thousands of digits
-        remedy = "Pass another, or leave it out for the default."
+        near = "".join(hint(token, choices) for token in tokens if token not in choices)
+        remedy = f"{near}Pass another, or leave it out for the default."
         raise ArgumentError(name, f"must be {_in_words(kind)}", found, remedy) from None
 
 
@@ -162,11 +172,6 @@ def _parse(kind: Any, tokens: tuple[str, ...]) -> Any:
     return result.value
 
 
-def flag(name: str) -> str:
-    """Flag of an option on the command line."""
-    return f"--{name.replace('_', '-')}"
-
-
 def text_of(value: Any) -> str:
     """A value as a user would write it."""
     if isinstance(value, tuple | list):
@@ -177,6 +182,18 @@ def text_of(value: Any) -> str:
 def alternatives(kind: Any) -> tuple[Any, ...]:
     """The members of a union, or the type itself."""
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
+
+
+def _choices(kind: Any) -> list[str]:
+    """The words that an option takes, one or several."""
+    words: list[str] = []
+    for part in alternatives(kind):
+        inner = typing.get_args(part)
+        if typing.get_origin(part) is tuple:
+            words += _choices(inner[0])
+        elif typing.get_origin(part) is Literal:
+            words += map(str, inner)
+    return words
 
 
 def varies_by_words(kind: Any) -> bool:

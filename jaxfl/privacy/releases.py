@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from jaxfl.core import ArgumentError
+from jaxfl.core.calls import by_name
 from jaxfl.privacy.accountant import Account, smallest_noise
 from jaxfl.privacy.statements import Statement
 
@@ -57,6 +58,7 @@ def releases_of(learner: Any, sizes: Any) -> Releases:
     return runs[0]._replace(each=tuple(release for run in runs for release in run.each))
 
 
+@by_name
 def account(learner: Any, sizes: Any, **options: Any) -> Account:
     """Account for a run of a learner, which says itself what its nodes release.
 
@@ -91,11 +93,13 @@ def account(learner: Any, sizes: Any, **options: Any) -> Account:
     return releases.account(releases.each, **options)
 
 
+@by_name
 def statements(learner: Any, sizes: Any, num_rounds: int, **options: Any) -> list[Statement]:
     """List the privacy statements on rounds that really ran: `account(learner, ...).statements(num_rounds)`."""
     return account(learner, sizes, **options).statements(num_rounds)
 
 
+@by_name
 def epsilon(
     learner: Any,
     sizes: Any,
@@ -109,6 +113,7 @@ def epsilon(
     return account(learner, sizes, **options).epsilon(num_rounds, bound, neighboring_relation)
 
 
+@by_name
 def most_rounds(
     learner: Any,
     sizes: Any,
@@ -123,6 +128,7 @@ def most_rounds(
     return account(learner, sizes, **options).most_rounds(target_epsilon, limit, bound, neighboring_relation)
 
 
+@by_name
 def calibrate(
     learner_of: Callable[[float], Any],
     sizes: Any,
@@ -159,6 +165,9 @@ def calibrate(
         >>> print(round(calibrate(learner_of, [1200] * 4, 300, 3.0, dp_delta=1e-5), 4))
         0.024
     """
+    if not callable(learner_of):
+        remedy = "Pass lambda noise: the learner with jaxfl.gaussian(noise), say."
+        raise ArgumentError("learner_of", "must be a function of the noise", f"got {type(learner_of).__name__}", remedy)
     claim = {"bound": bound, "neighboring_relation": neighboring_relation}
     guess = account(learner_of(1.0), sizes, **options).calibrate(num_rounds, target_epsilon, **claim)
     if not guess:

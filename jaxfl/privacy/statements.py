@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 RELATIONS = {  # in words
@@ -15,6 +15,12 @@ RELATIONS = {  # in words
     "replace_one": "replace one sample",
     "zero_out": "zero out one sample",
     "zero_out_client": "zero out one client",
+}
+_NEIGHBORS = {  # data that nobody can tell from a run's own, beyond epsilon
+    "add_or_remove_one": "one sample is missing or more",
+    "replace_one": "another sample stands in the place of one",
+    "zero_out": "one sample's gradient counts as 0",
+    "zero_out_client": "one client's whole update counts as 0",
 }
 # Parts of assumptions, word for word; `REMARKS` has the remark that a printed epsilon carries where one of them stands.
 ASSUMED = "assumed, not enforced"
@@ -247,6 +253,20 @@ def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
     """
     texts = (text for stated in privacy.values() for each in stated for text in each.get("assumptions", ()))
     return [_SIMULATION] if any(text == SIMULATED for text in texts) else []
+
+
+def neighbors(statements: Iterable[Mapping[str, Any]]) -> list[str]:
+    """List the line that explains the neighboring relations of statements with an epsilon; empty without one.
+
+    Examples:
+        >>> neighbors([{"dp_epsilon": 2.5, "neighboring_relation": "zero_out"}])
+        ["ε limits how well anyone tells the data from other data in which one sample's gradient counts as 0 (zero ...
+        >>> neighbors([{"dp_epsilon": None, "neighboring_relation": "zero_out"}])
+        []
+    """
+    known = dict.fromkeys(one["neighboring_relation"] for one in statements if one["dp_epsilon"] is not None)
+    texts = [f"{_NEIGHBORS[name]} ({RELATIONS[name]})" for name in known if name in _NEIGHBORS]
+    return [f"ε limits how well anyone tells the data from other data in which {', or '.join(texts)}"] if texts else []
 
 
 def against(statement: Mapping[str, Any]) -> str:

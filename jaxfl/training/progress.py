@@ -97,21 +97,24 @@ class ProgressReport:
         self._line()
 
     def _rate(self) -> str:
-        """Rounds per second of these lanes, evaluations and checkpoints included; time left for the whole run.
+        """Rounds per second of these lanes, evaluations and checkpoints included, and the time left for them.
 
-        Before the first rounds "compiling"; nothing while none has been timed, and where none is left.
+        Lanes of other programs that are still to come have rates of their own, and no time is said for these. Before
+        the first rounds "compiling"; nothing while none has been timed, and where none is left.
         """
         elapsed = time.perf_counter() - self._began
         if self._done_since <= 0 or elapsed <= 0:
             return "" if self._is_compiled or 0 < self._part_total <= self._part_done else "compiling"
-        rate, rounds_left = self._done_since / elapsed, self._total - self._done_here
+        rate, rounds_left = self._done_since / elapsed, self._part_total - self._part_done
+        to_come = self._total - self._done_here > rounds_left
         ended, of_first = self._first or (self._began, self._done_since)
-        if self._done_since > of_first:  # the first call, of one round mostly, loads what the others find loaded
+        is_known = self._done_since > of_first  # the first call, of one round mostly, loads what the others find loaded
+        if is_known:
             rate = (self._done_since - of_first) / max(elapsed + self._began - ended, 1e-9)
-        elif rounds_left > 0:
+        if (not is_known) if rounds_left > 0 else to_come:
             return f"{rate:.3g} rounds/s"
         left = round(rounds_left / rate)
-        return f"{rate:.3g} rounds/s, {left // 60}:{left % 60:02d} left"
+        return f"{rate:.3g} rounds/s, {left // 60}:{left % 60:02d} left{' of these runs' * to_come}"
 
     def _show(self, rounds: int) -> None:
         if self._bar is not None:

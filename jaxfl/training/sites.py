@@ -16,6 +16,7 @@ import rich.table
 
 from jaxfl.privacy.statements import RELATIONS, against, rounded_up
 from jaxfl.training.case import larger_is_worse
+from jaxfl.training.fitting_table import FittingTable
 from jaxfl.training.lanes import Lane
 from jaxfl.training.summary import format_spread, in_percent, spread
 
@@ -109,11 +110,13 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
         relation = RELATIONS.get(first["neighboring_relation"], first["neighboring_relation"])
         several = ", largest over seeds" if len(groups[first["site"]]) > 1 else ""
         caption.append(f"ε: {first['bound']}{against(first)} ({relation}, δ = {first['dp_delta']:g}){several}")
-    table = rich.table.Table(title=f"Sites of {case}", caption="\n".join(caption), caption_justify="left")
+    table = FittingTable(file=SITES, title=f"Sites of {case}", caption="\n".join(caption))
     table.add_column("site", overflow="fold")
-    for name in ("samples", "ε", "noise std", *metrics):
+    for name in ("samples", "ε", "noise std"):
+        table.add_column(name, justify="right")
+    for name in metrics:
         label = name.replace("_", " ") + (" together" if f"{name}_{_ALONE}" in metrics else "")
-        table.add_column(label + (" (%)" if in_percent(name) else ""), justify="right")
+        table.add_numbers(label + (" (%)" if in_percent(name) else ""))
     for site in order:
         own = groups[site]
         epsilons = [row["dp_epsilon"] for row in own if row["dp_epsilon"] is not None]

@@ -16,9 +16,10 @@ from jaxfl.core.check import one_of
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import csv_text, read_csv, varying
 from jaxfl.privacy.statements import caption as statements_in_short
-from jaxfl.privacy.statements import simulation, statement_text
+from jaxfl.privacy.statements import neighbors, simulation, statement_text
 from jaxfl.training.case import larger_is_worse
 from jaxfl.training.chunks import COSTS
+from jaxfl.training.fitting_table import FittingTable
 from jaxfl.training.json_files import jsonable, write_atomically
 
 STATUSES = ("finished", "budget_spent", "stopped_early", "diverged", "stopped")
@@ -27,7 +28,7 @@ EARLY = "a hook ended the run by what it measured, and no epsilon covers the cho
 
 FEWEST_RANKED = 5  # with as many cases they are sorted, and the best one is named
 _MOST_ROWS = 20  # of the closing table
-_MOST_STATED = 6  # cases with their statements below the table; for more, ranges of epsilon
+_MOST_STATED = 6  # cases with their statements above the table; for more, ranges of epsilon
 _TOTALS = {name: f"total_{name}" for name in COSTS}
 _NOT_METRICS = ("case", "seed", "round", *COSTS, *_TOTALS.values())
 RESULTS = "results.csv"
@@ -226,9 +227,10 @@ def summary_table(
         rank_by: the metric that sorts; default: the first column.
 
     Returns:
-        A table for `rich.console.Console.print`. Its last column says what all nodes sent and, with a ledger, the
-        simulated time and the energy of the whole run. Its caption says how lanes ended that did not finish. It
-        gives every case's epsilon with its bound, neighboring relation and delta; for many cases the range.
+        A table for `rich.console.Console.print`. Above it stands every case's epsilon with its bound, neighboring
+        relation and delta, for many cases the range, and what neighboring data are. Its last column says what all
+        nodes sent and, with a ledger, the simulated time and the energy of the whole run. Its caption says how lanes
+        ended that did not finish.
     """
     cases, half = summary["cases"], _MOST_ROWS // 2
     decide = metrics if rank_by is None else (rank_by, *metrics)
@@ -238,28 +240,29 @@ def summary_table(
         cases = {name: cases[name] for name in ranked}
     shown = [name for name in metrics if any(name in row for row in cases.values())]
     count = len(summary["seeds"])
-    caption = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
-    lines = [f"{caption}, {summary['status'].replace('_', ' ')}"]
+    over = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
+    lines = [f"{over}, {summary['status'].replace('_', ' ')}"]
     if len(cases) >= FEWEST_RANKED and deciding(summary, decide):
         lines.append(f"sorted by {deciding(summary, decide).replace('_', ' ')}")
     if len(cases) < len(summary["cases"]):
         lines.append(f"the best {half} of {len(summary['cases'])} cases and the last; all are in results.csv")
     stated = {name: row.get("privacy", ()) for name, row in summary["cases"].items()}
     if len(stated) > _MOST_STATED:
-        lines += statements_in_short(stated)
+        claims = statements_in_short(stated)
     else:
-        lines += [f"{name}: {statement_text(each)}" for name, statements in stated.items() for each in statements]
-        lines += simulation(stated)
+        claims = [f"{name}: {statement_text(each)}" for name, statements in stated.items() for each in statements]
+        claims += simulation(stated)
+    claims += neighbors(each for statements in stated.values() for each in statements)
     costs = {name: _costs_text(row.get("costs", {})) for name, row in cases.items()}
     troubled = any(trouble(row) for row in cases.values())
-    table = rich.table.Table(title=summary["experiment"], caption="\n".join(lines), caption_justify="left")
+    title, caption = "\n".join([summary["experiment"], *claims]), "\n".join(lines)
+    table = FittingTable(file=RESULTS, title=title, title_justify="left", caption=caption)
     options, named = varying({name: row.get("settings", {}) for name, row in summary["cases"].items()})
     for option in options:
         table.add_column(option, overflow="fold")  # values with the same first letters must stay distinct
     table.add_column("rounds", justify="right")
     for name in shown:
-        unit = " (%)" if in_percent(name) else ""
-        table.add_column(name.replace("_", " ") + unit, justify="right")
+        table.add_numbers(name.replace("_", " ") + (" (%)" if in_percent(name) else ""))
     if any(costs.values()):
         table.add_column("sent, time, energy", justify="right")
     if troubled:
@@ -316,7 +319,7 @@ def format_spread(name: str, value: Mapping[str, Any] | None) -> str:
         return "-"
     parts = [part for part in (value["mean"], value["std"]) if part is not None]
     texts = [f"{100 * part:.1f}" if in_percent(name) else f"{part:.3g}" for part in parts]
-    # No-break spaces: a narrow table breaks its headings, not its numbers.
+    # No-break spaces: `FittingTable` breaks no line there.
     return "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}".join(texts)
 
 

@@ -8,6 +8,7 @@ import pytest
 from helpers import refused
 
 from jaxfl import command
+from jaxfl.analysis.html_parts import table_of
 from jaxfl.analysis.report import write_report
 from jaxfl.privacy.statements import ONE_RUN, SECRET, SIMULATED, UNPAID_CHOICE
 
@@ -108,6 +109,27 @@ def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
     assert "<td class=long>--x" in page
     for rule in ("@media print", "details::details-content", "beforeprint"):
         assert rule in page
+
+
+def test_claims_stand_before_results_with_what_neighboring_data_are(tmp_path):
+    page, _ = _page(make_run(tmp_path), to=tmp_path)
+    parts = [
+        "<h2>Results</h2>",
+        "B: ε = 3.01",
+        "one sample&#x27;s gradient counts as 0 (zero out one sample)",
+        "<table",
+    ]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_lines_of_a_cell_break_before_a_deviation_only():
+    """A printed table of thirteen columns broke "63.6 ± 5.1 %" into three lines."""
+    page = table_of([f"column {k}" for k in range(13)], [["63.6 ± 5.1 %", "36.42 m", "a site", *"0123456789"]])
+    for cell in ("63.6 ±\xa05.1\xa0%", "36.42\xa0m", "a site"):
+        assert f"<td>{cell}</td>" in page
+    assert "<table class=wide>" in page
+    assert "<table>" in table_of(["site"], [["a"]])
 
 
 def test_what_epsilon_leaves_out_and_how_to_run_again_have_parts_of_their_own(tmp_path):

@@ -279,7 +279,7 @@ class TestListing:
 @pytest.mark.parametrize(
     ("experiment", "written", "meant"),
     [
-        ("privsgp_vr", "--epsilon", "--target-epsilon"),
+        ("privsgp_vr", "--eps", "--target-epsilon"),
         ("privsgp_vr", "--lr", "--step-size"),
         ("privsgp_vr", "--epochs", "--iterations"),
         ("dzofl", "--wandb", "--track"),

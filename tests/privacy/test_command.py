@@ -17,14 +17,13 @@ from jaxfl.frame import override
 from jaxfl.privacy.shared import effective_noise, key_graph
 
 RUN = {"sites": 4, "samples": 120, "batch": 12, "rounds": 20}
-GOSSIP = {"privsgp-vr": "PrivSGP-VR", "privsgp": "PrivSGP", "dp2-sgd": "DP2-SGD", "a-dp2-sgd": "A(DP)2SGD"}
-CLIENTS = {"fedavg": of_clients.FIXED, "ali-dpfl": of_clients.ALI, "dp-fedavg": of_clients.UPDATES}
-TRACKING = "gradient-tracking"
+GOSSIP = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD")
+TRACKING = "DP-GT"
 PAIRS = {"trust": "pairs", "shared_ratio": 2.0}
 
 
 def words(method, **more):
-    given = {"sites": 4, "rounds": 20} if method == "dp-fedavg" else RUN
+    given = {"sites": 4, "rounds": 20} if method == "DP-FedAvg" else RUN
     given = {**given, "graph": "star"} if method == TRACKING else given
     pairs = {"method": method, **given, **more}
     return ["epsilon", *(word for name, value in pairs.items() for word in (f"--{name.replace('_', '-')}", str(value)))]
@@ -38,7 +37,7 @@ def answered(capsys, method, **more):
 def of_run(method):
     """The statements of a run of 4 sites, 20 rounds, noise multiplier 1.5 and clip norm 0.5."""
     if method in GOSSIP:
-        options = {"method": GOSSIP[method], "iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
+        options = {"method": method, "iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
         options |= {"target_epsilon": float("inf"), "graph": "ring"}
         config = override(of_gossip.Configuration(), {**options, "noise_std": 1.5 * 0.5 / 12})
         return gossip_privacy(config, [120] * 4)(20)
@@ -49,11 +48,11 @@ def of_run(method):
         }
         config = override(of_tracking.Configuration(), {**options, "step_size": 0.3, "noise_gain": 1.5 * 0.5})
         return tracking_privacy(config, [120] * 4)(20)
-    options = {"method": CLIENTS[method], "rounds": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
+    options = {"method": method, "rounds": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5}
     options |= {"noise_multiplier": 1.5, "local_steps": 3, "max_iterations": 60, "num_active": 2}
     options |= {"update_noise_multiplier": 1.5, "update_clip_norm": 0.5}
-    ran = {} if method == "dp-fedavg" else {"local_iterations": 60}
-    ran |= {"estimate_releases": 20} if method == "ali-dpfl" else {}
+    ran = {} if method == "DP-FedAvg" else {"local_iterations": 60}
+    ran |= {"estimate_releases": 20} if method == "ALI-DPFL" else {}
     stated = clients_privacy(override(of_clients.Configuration(), options), [120] * 4)
     assert stated is not None
     return stated(20, **ran)
@@ -61,7 +60,7 @@ def of_run(method):
 
 @pytest.mark.parametrize("method", command.METHODS)
 def test_it_is_what_a_run_states(capsys, method):
-    more = {"dp-fedavg": {"active": 2}, "fedavg": {"local_steps": 3}, "ali-dpfl": {"local_steps": 3}}.get(method, {})
+    more = {"DP-FedAvg": {"active": 2}, "DPFL": {"local_steps": 3}, "ALI-DPFL": {"local_steps": 3}}.get(method, {})
     more |= {"step_size": 0.3} if method == TRACKING else {}
     actual = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5, **more)
     assert actual["statements"] == json.loads(json.dumps(of_run(method)))
@@ -81,8 +80,18 @@ def test_the_least_noise_meets_the_target_and_less_does_not(capsys, method):
     assert proven(less) > 2.5
 
 
+@pytest.mark.parametrize("method", command.METHODS)
+def test_the_noise_itself_may_stand_in_place_of_its_multiplier(capsys, method):
+    by_multiplier = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5)
+    name = "noise_gain" if method == TRACKING else "noise_std"
+    by_noise = answered(capsys, method, clip_norm=0.5, **{name: by_multiplier[name]})
+    assert by_noise["noise_multiplier"] == pytest.approx(1.5, rel=1e-12)
+    epsilons = [[one["dp_epsilon"] or 0 for one in found["statements"]] for found in (by_noise, by_multiplier)]
+    assert epsilons[0] == pytest.approx(epsilons[1], rel=1e-9)
+
+
 def test_noise_in_pairs_states_what_a_run_states(capsys):
-    actual = answered(capsys, "privsgp", noise_multiplier=1.5, clip_norm=0.5, key_graph="ring", **PAIRS)
+    actual = answered(capsys, "PrivSGP", noise_multiplier=1.5, clip_norm=0.5, key_graph="ring", **PAIRS)
     options = {"method": "PrivSGP", "iterations": 20, "nodes": 4, "batch_size": 12, "clip_norm": 0.5, "graph": "ring"}
     options |= {"target_epsilon": float("inf"), "noise_std": 1.5 * 0.5 / 12, "key_graph": "ring", **PAIRS}
     config = override(of_gossip.Configuration(), options)
@@ -91,30 +100,30 @@ def test_noise_in_pairs_states_what_a_run_states(capsys):
     effective = effective_noise(key_graph("ring", 4), ratio=2.0).noise[0]
     assert actual["own_noise_std"] == pytest.approx(actual["noise_std"] / effective)
     assert actual["shared_noise_std"] == pytest.approx(2 * actual["own_noise_std"])
-    assert command.main(words("privsgp", noise_multiplier=1.5, **PAIRS)) == 0
+    assert command.main(words("PrivSGP", noise_multiplier=1.5, **PAIRS)) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "of a site's own" in text
     assert "proven against any one other node" in text
 
 
 def test_bound_and_relation_choose_what_the_target_is_for(capsys):
-    actual = answered(capsys, "privsgp-vr", target=2.5, bound="published")
+    actual = answered(capsys, "PrivSGP-VR", target=2.5, bound="published")
     assert 2.4999 < actual["statements"][0]["dp_epsilon"] <= 2.5
-    actual = answered(capsys, "fedavg", target=2.5, relation="replace_one")
+    actual = answered(capsys, "DPFL", target=2.5, relation="replace_one")
     (stated,) = actual["statements"]
     assert stated["neighboring_relation"] == "replace_one"
     assert 2.49 < stated["dp_epsilon"] <= 2.5
 
 
 def test_samples_of_each_site_are_counted_by_themselves(capsys):
-    command.main([*words("fedavg", noise_multiplier=1.5), "--json", "--samples", "60", "120", "240", "480"])
+    command.main([*words("DPFL", noise_multiplier=1.5), "--json", "--samples", "60", "120", "240", "480"])
     smallest_first = json.loads(capsys.readouterr().out)["statements"][1]["node_epsilons"]
     assert smallest_first == sorted(smallest_first, reverse=True)
     assert len(set(smallest_first)) == 4
 
 
 def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
-    assert command.main(words("dp-fedavg", noise_multiplier=2, clip_norm=0.5)) == 0
+    assert command.main(words("DP-FedAvg", noise_multiplier=2, clip_norm=0.5)) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "noise of 2 times the clip norm: standard deviation 1 on the server's sum of updates" in text
     assert "proven against all other clients, but not the server (zero out one client, δ = 1e-05; " in text
@@ -134,39 +143,46 @@ def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
 @pytest.mark.parametrize(
     ("method", "more", "sentence"),
     [
-        ("fedavg", {"clip_norm": 1e-21, "target": 1}, "--clip-norm: must lie between 1e-12 and 1.8e+19"),
-        ("fedavg", {"batch": 121, "target": 1}, "--batch: must be at most the client's samples"),
-        ("privsgp", {"batch": 121, "target": 1}, "--batch: must be at most the node's entries"),
-        ("fedavg", {"noise_multiplier": -1}, "--noise-multiplier: must be non-negative"),
-        ("privsgp", {"noise_multiplier": "nan"}, "--noise-multiplier: must be non-negative and finite"),
-        ("privsgp-vr", {"noise_multiplier": 1e300}, "--noise-multiplier: must lie between"),
-        ("fedavg", {"target": 0}, "--target: must be positive"),
-        ("fedavg", {"target": 1, "delta": 1}, "--delta: must lie strictly between 0 and 1"),
-        ("fedavg", {"target": 1, "sites": 0}, "--sites: must be an integer of at least 1"),
-        ("fedavg", {"target": 1, "sampler": "fixed"}, "--sampler: must be 'poisson'"),
-        ("privsgp", {"target": 1, "bound": "published"}, "--bound: must exist"),
-        ("privsgp", {"target": 1, "relation": "zero_out_client"}, "--relation: must be replace_one or zero_out"),
-        ("ali-dpfl", {"target": 0.1}, "--constants-noise: must leave 20 estimates"),
-        ("dp-fedavg", {"target": 1, "samples": 120}, "--samples: does not count"),
-        ("dp-fedavg", {"target": 1, "active": 5}, "--active: must be at most --sites"),
+        ("DPFL", {"clip_norm": 1e-21, "target": 1}, "--clip-norm: must lie between 1e-12 and 1.8e+19"),
+        ("DPFL", {"batch": 121, "target": 1}, "--batch: must be at most the client's samples"),
+        ("PrivSGP", {"batch": 121, "target": 1}, "--batch: must be at most the node's entries"),
+        ("DPFL", {"noise_multiplier": -1}, "--noise-multiplier: must be non-negative"),
+        ("PrivSGP", {"noise_multiplier": "nan"}, "--noise-multiplier: must be non-negative and finite"),
+        ("PrivSGP-VR", {"noise_multiplier": 1e300}, "--noise-multiplier: must lie between"),
+        ("DPFL", {"target": 0}, "--target: must be positive"),
+        ("DPFL", {"target": 1, "delta": 1}, "--delta: must lie strictly between 0 and 1"),
+        ("DPFL", {}, "--noise-multiplier: or --epsilon must be given"),
+        ("DPFL", {"noise_gain": 1}, "--noise-gain: must be the noise that DPFL has"),
+        ("PrivSGP", {"noise_std": -1}, "--noise-std: must be non-negative"),
+        ("DPFL", {"target": 1, "sites": 0}, "--sites: must be an integer of at least 1"),
+        ("DPFL", {"target": 1, "sampler": "fixed"}, "--sampler: must be 'poisson'"),
+        ("PrivSGP", {"target": 1, "bound": "published"}, "--bound: must exist"),
+        ("PrivSGP", {"target": 1, "relation": "zero_out_client"}, "--relation: must be replace_one or zero_out"),
+        ("ALI-DPFL", {"target": 0.1}, "--constants-noise: must leave 20 estimates"),
+        ("DP-FedAvg", {"target": 1, "samples": 120}, "--samples: does not count"),
+        ("DP-FedAvg", {"target": 1, "active": 5}, "--active: must be at most --sites"),
         (
-            "dp-fedavg",
+            "DP-FedAvg",
             {"target": 1, "active": 2, "sampler": "fixed"},
             "--bound: must exist to be proven for these releases; A fixed number of clients",
         ),
         (
-            "dp-fedavg",
+            "DP-FedAvg",
             {"target": 1, "bound": "published"},
             "--bound: must be stated for these releases",
         ),
-        ("fedavg", {"target": 1, "graph": "ring"}, "--graph: belongs to gradient-tracking"),
-        ("privsgp", {"target": 1, "local_steps": 5}, "--local-steps: belongs to fedavg and ali-dpfl"),
-        ("a-dp2-sgd", {"target": 1, "trust": "pairs"}, "--trust: belongs to privsgp and privsgp-vr and dp2-sgd"),
-        ("privsgp", {"target": 1, "colluding": 1}, "--colluding: belongs to --trust pairs"),
-        ("privsgp", {"target": 1, "trust": "pairs"}, "--shared-ratio: must be given with --trust pairs"),
-        ("privsgp", {"target": 1, "trust": "pairs", "shared_ratio": -1}, "--shared-ratio: must be a number from 0"),
-        ("privsgp", {"target": 1, **PAIRS, "colluding": 4}, "--colluding: must leave one of 4 nodes honest"),
-        ("privsgp", {"target": 1, **PAIRS, "key_graph": "chain"}, "argument --key-graph: invalid choice"),
+        ("DPFL", {"target": 1, "graph": "ring"}, "--graph: belongs to DP-GT"),
+        ("PrivSGP", {"target": 1, "local_steps": 5}, "--local-steps: belongs to DPFL and ALI-DPFL"),
+        ("A(DP)2SGD", {"target": 1, "trust": "pairs"}, "--trust: belongs to PrivSGP and PrivSGP-VR and DP2-SGD"),
+        ("PrivSGP", {"target": 1, "colluding": 1}, "--colluding: belongs to --trust pairs"),
+        ("PrivSGP", {"target": 1, "trust": "pairs"}, "--shared-ratio: must be given with --trust pairs"),
+        ("PrivSGP", {"target": 1, "trust": "pairs", "shared_ratio": -1}, "--shared-ratio: must be a number from 0"),
+        ("PrivSGP", {"target": 1, **PAIRS, "colluding": 4}, "--colluding: must leave one of 4 nodes honest"),
+        (
+            "PrivSGP",
+            {"target": 1, **PAIRS, "key_graph": "chain"},
+            "--key-graph: must be one of ring, exponential, complete; got 'chain'",
+        ),
         (TRACKING, {"target": 1, "graph": "rings"}, "--graph: must be one of five_agents"),
         (TRACKING, {"target": 1, "graph": "five_agents"}, "--sites: must be 5 for five_agents"),
         (TRACKING, {"target": 1, "batch": 121}, "--samples: must be an integer of at least 121"),
@@ -174,9 +190,9 @@ def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
         (TRACKING, {"target": 1, "sampler": "poisson"}, "--sampler: must be fixed"),
         (TRACKING, {"target": 1, "step_size": 0}, "--step-size: must be positive"),
         (TRACKING, {"target": 1, "distribution": "gaussian", "bound": "published"}, "--bound: must exist"),
-        ("fedavg", {"target": "x"}, "argument --target/--target-epsilon: invalid float value"),
-        ("fedavg", {"target": 1, "noise_multiplier": 1}, "argument --noise-multiplier: not allowed with"),
-        ("fedavg", {"target": 1, "epochs": 1}, "unrecognized arguments: --epochs"),
+        ("DPFL", {"target": "x"}, "--epsilon/--target-epsilon/--target: invalid float value"),
+        ("DPFL", {"target": 1, "noise_multiplier": 1}, "--noise-multiplier: not allowed with"),
+        ("DPFL", {"target": 1, "epochs": 1}, "--epochs: must be an option of jaxfl epsilon"),
     ],
 )
 def test_a_wrong_value_ends_with_one_sentence(capsys, method, more, sentence):
@@ -189,7 +205,7 @@ def test_a_wrong_value_ends_with_one_sentence(capsys, method, more, sentence):
     assert message.err.startswith(f"error: {sentence}")
 
 
-@pytest.mark.parametrize("method", ["fedavg", "dp-fedavg", "privsgp-vr", TRACKING])
+@pytest.mark.parametrize("method", ["DPFL", "DP-FedAvg", "PrivSGP-VR", TRACKING])
 def test_neither_jax_nor_anything_slow_is_imported(method):
     code = f"import sys; from jaxfl import command; assert command.main({words(method, target=2.5)!r}) == 0;"
     code += " slow = {'jax', 'scipy.stats', 'scipy.signal', 'dp_accounting', 'tyro', 'rich'} & set(sys.modules);"

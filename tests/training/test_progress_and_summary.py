@@ -111,6 +111,23 @@ def test_the_first_call_of_a_program_says_no_time_left(monkeypatch):
     assert progress._rate() == "1 rounds/s, 1:30 left"
 
 
+def test_the_time_left_is_that_of_lanes_whose_rate_is_known(monkeypatch):
+    """Lanes of a plan's other programs may be ten times as fast."""
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    progress = ProgressReport(1000, quiet=True)
+    shown = []
+    for label, num_rounds, seconds in (("slow", 100, 1.0), ("fast", 900, 0.1)):
+        progress.begin(label, num_rounds)
+        progress.compiled()
+        for rounds in (1, 9, num_rounds - 10):
+            now += rounds * seconds
+            progress.advance(rounds)
+            shown.append(progress._rate())
+    assert shown[1:3] == ["1 rounds/s, 1:30 left of these runs", "1 rounds/s"]
+    assert shown[4:] == ["10 rounds/s, 1:29 left", "10 rounds/s, 0:00 left"]
+
+
 def test_in_a_notebook_one_line_that_is_written_anew():
     console = rich.console.Console(file=io.StringIO(), force_jupyter=True, width=120)
     with ProgressReport(40, console=console) as progress:
@@ -196,3 +213,16 @@ def test_the_closing_table_of_many_cases_is_short_and_says_what_failed():
     assert [("1 of 2 diverged" in row, "point 3 " in row) for row in rows].count((True, True)) == 1
     assert "the best 10 of 48 cases and the last" in " ".join(text.split())
     assert "proven (zero out one sample, δ = 1e-05): ε = 2.5 for each case" in " ".join(text.split())
+
+
+def test_claims_stand_before_results_with_what_neighboring_data_are():
+    summary = _summary()
+    proven = {"bound": "proven", "dp_epsilon": 2.5, "dp_delta": 1e-5, "neighboring_relation": "replace_one"}
+    summary["cases"]["A"]["privacy"] = [proven]
+    console = _console(terminal=False)
+    console.print(summary_table(summary))
+    text = _written(console)
+    claims = " ".join(text.partition("┏")[0].split())
+    meaning = claims.index("another sample stands in the place of one (replace one sample)")
+    assert 0 <= claims.index("A: ε = 2.5 proven") < meaning
+    assert "ε = 2.5" not in text.partition("┏")[2]

@@ -46,6 +46,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.core.calls import by_name
 from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Account, Bound, Claim, Family
 from jaxfl.privacy.clients.local_iterations import converted_epsilon, renyi_divergences
@@ -102,6 +103,7 @@ class Spent(NamedTuple):
     ran: tuple[int, int] | None = None  # iterations and estimates that ran, where the numbers above are a budget's
 
 
+@by_name
 def account(
     releases: ClientRelease | Sequence[ClientRelease],
     *,

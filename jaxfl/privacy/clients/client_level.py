@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jaxfl.core import check
+from jaxfl.core.calls import by_name
 from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Account, Bound, Claim, Family
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
@@ -56,6 +57,7 @@ class Spent(NamedTuple):
     dp_delta: float
 
 
+@by_name
 def client_level_account(
     releases: UpdateRelease | Sequence[UpdateRelease], *, dp_delta: float, num_clients: int
 ) -> Account:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.core.calls import by_name
 from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy import grid
 from jaxfl.privacy.accountant import Account, Bound, Claim, Family
@@ -32,6 +33,7 @@ _SETTING = (
 )
 
 
+@by_name
 def account(
     accountant: Accountant,
     releases: Release | Sequence[Release],

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxfl.core import ArgumentError, check
+from jaxfl.core.calls import by_name
 from jaxfl.privacy.accountant import Account, Bound
 from jaxfl.privacy.tracking.joint_bound import joint_epsilon
 from jaxfl.privacy.tracking.laplace_at_delta import DRAWN, counted_note, smallest_at_delta
@@ -39,6 +40,7 @@ from jaxfl.privacy.tracking.sensitivities import (
 _GIVEN = "sums of impulse responses, given everything broadcast"
 
 
+@by_name
 def gradient_tracking_account(
     schedule: TrackingSchedule,
     release: TrackingRelease,
@@ -130,6 +132,7 @@ def gradient_tracking_account(
     return account_of(runs, schedule)
 
 
+@by_name
 def perturbed_state_account(
     schedule: TrackingSchedule,
     release: TrackingRelease,
@@ -159,6 +162,7 @@ def perturbed_state_account(
     )
 
 
+@by_name
 def output_perturbation_account(
     schedule: TrackingSchedule,
     release: TrackingRelease,
@@ -186,6 +190,7 @@ def output_perturbation_account(
     )
 
 
+@by_name
 def quantization_account(
     schedule: TrackingSchedule,
     release: TrackingRelease,

@@ -13,8 +13,8 @@ from problems import problem
 from registry import REGISTRY
 
 import jaxfl
-from jaxfl.algorithms.clients.feedback import ef21
 from jaxfl.algorithms import clipped_gossip, random_activation, random_updates
+from jaxfl.algorithms.clients.feedback import ef21
 from jaxfl.algorithms.clients.local_steps import local_steps
 from jaxfl.channel import rand_k
 from jaxfl.core import keys

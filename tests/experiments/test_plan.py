@@ -51,6 +51,7 @@ def test_the_table_has_the_best_step_of_each_row_and_commands_that_make_them_aga
     printed = capsys.readouterr().out
     results, summary = read_results(folder / "run"), json.loads((folder / "run" / "summary.json").read_text())
     assert len(summary["cases"]) == 4 + 2 + 2
+    assert len([*(folder / "run" / "passes").iterdir()]) == 3, "the budgets share a program"
     commands = [shlex.split(line) for line in printed.splitlines() if line.startswith("  jaxfl privsgp_vr")]
     for budget, command in zip((1, 8), commands, strict=True):
         means = {}

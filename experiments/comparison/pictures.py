@@ -10,6 +10,7 @@ from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
     draw_points,
+    epsilon_label,
     legend_below,
     new_figure,
     read_lines,
@@ -129,7 +130,9 @@ def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
         for axes, cost in zip(panels[1:], _AGAINST, strict=True):
             if any(column.any() for column in of_case.columns(cost)):
                 draw_curve(axes, seeds_curve(of_case, "test_accuracy", (cost,)), style)
-    style_axes(panels[0], _ACCURACY, f"proven ε ({relation})")
+    cases = finished.summary["cases"]
+    label = epsilon_label(cases[row["case"]]["privacy"] for row in rows if row["target_epsilon"] is not None)
+    style_axes(panels[0], _ACCURACY, label)
     panels[0].set(title="at the end, best step of each", xscale="log")
     ticks_at(panels[0], budgets)
     for axes, label in zip(panels[1:], _AGAINST.values(), strict=True):

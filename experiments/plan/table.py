@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from jaxfl.analysis.cases import OwnTable
 from jaxfl.analysis.plots import (
     Panel,
     draw_points,
+    epsilon_label,
     legend_below,
     new_figure,
     run_title,
@@ -25,7 +27,7 @@ from jaxfl.analysis.styles import line_styles
 from jaxfl.frame import Finished, Request
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import words_of
-from jaxfl.privacy.statements import RELATIONS, against, rounded_up
+from jaxfl.privacy.statements import RELATIONS, against, rounded_up, with_epsilon
 from jaxfl.training import read_results
 from jaxfl.training.sites import SITES, site_table
 from jaxfl.training.summary import deciding, format_spread, trouble
@@ -68,7 +70,7 @@ class Best(NamedTuple):
     @property
     def stated(self) -> Mapping[str, Any]:
         """Its first statement with an epsilon; empty without."""
-        return next((one for one in self.result["privacy"] if one["dp_epsilon"] is not None), {})
+        return with_epsilon(self.result["privacy"]) or {}
 
 
 def tell(request: Request, finished: Finished) -> list[Path]:
@@ -76,15 +78,17 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     rank_by = request.config.run.rank_by
     metric = deciding(finished.summary, COLUMNS if rank_by is None else (rank_by, *COLUMNS))
     console, rows = Console(markup=False), best_of(finished, metric)
-    console.print(_table(finished, rows, is_narrow=console.width < 110))
+    table = closing(finished, rows)
+    finished.summary["table"] = table._asdict()  # which a report shows first
+    console.print(_printed(table, is_narrow=console.width < 110))
     together = [row for row in rows if not row.baseline]
     if not together:
         return []
     middle = together[len(together) // 2]
     sites = finished.run.path / SITES
-    table = site_table(read_results(sites), middle.name) if sites.exists() else None
-    if table is not None:
-        console.print(table)
+    of_sites = site_table(read_results(sites), middle.name) if sites.exists() else None
+    if of_sites is not None:
+        console.print(of_sites)
     console.print(f"{_UNPAID.format(metric.replace('_', ' '))}\nThese commands make the rows again:", soft_wrap=True)
     whole = request._replace(experiment=privsgp_vr.EXPERIMENT, changes={**OWN, **request.changes})
     for row in together:
@@ -134,17 +138,13 @@ def best_guess(dp_epsilon: float, dp_delta: float) -> float:
     return 1 - (1 - dp_delta) / (1 + math.exp(dp_epsilon))
 
 
-def _table(finished: Finished, rows: Sequence[Best], *, is_narrow: bool) -> Table:
-    """A row a budget and baseline, mean ± standard deviation over seeds; in a narrow terminal accuracies only."""
+def closing(finished: Finished, rows: Sequence[Best]) -> OwnTable:
+    """A row a budget and baseline, mean ± standard deviation over seeds."""
     metrics = [name for name in _SCORES if any(f"test_{name}" in row.result for row in rows)]
-    hidden = metrics[1:] if is_narrow else []
-    metrics = [name for name in metrics if name not in hidden]
     stated = next((row.stated for row in rows if row.stated), {})
     seeds = len(finished.summary["seeds"])
     notes = [f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"]
     notes[0] += "; worst: of the worst site; all sites have one test set"
-    if hidden:
-        notes.append(f"a wider terminal has {' and '.join(hidden).replace('_', ' ')}, too; all are in results.csv")
     notes.append("pooled: all samples in one place, with ε by DP-SGD; alone: each site by itself")
     if any(row.at_an_end for row in rows):
         notes.append("*: the first or the last step that was tried; a better one may lie beyond")
@@ -154,14 +154,9 @@ def _table(finished: Finished, rows: Sequence[Best], *, is_narrow: bool) -> Tabl
             f"ε: {stated['bound']}{against(stated)} ({relation}, δ = {stated['dp_delta']:g}), largest over sites"
         )
         notes.append("guess: how often an observer is right at most about one sample, at even odds (%)")
-    table = Table(title="What accuracy sites would have", caption="\n".join(notes), caption_justify="left")
-    for name in ("ε", "how", "chosen"):
-        table.add_column(name, overflow="fold")
-    for name in metrics:
-        label = "AUC" if name == "auc" else name.removesuffix("_accuracy")
-        table.add_column(f"{label} (%)", justify="right")
-        table.add_column("worst", justify="right")
-    table.add_column("guess", justify="right")
+    labels = ["AUC" if name == "auc" else name.removesuffix("_accuracy") for name in metrics]
+    heading = ["ε", "how", "chosen", *(text for label in labels for text in (f"{label} (%)", "worst")), "guess"]
+    cells_of_rows = list[list[str]]()
     for row in rows:
         chosen = ", ".join(f"{_short(name)}{text_of(value)}" for name, value in row.chosen.items())
         own = row.stated
@@ -169,8 +164,25 @@ def _table(finished: Finished, rows: Sequence[Best], *, is_narrow: bool) -> Tabl
         names = [f"test_{name}{end}" for name in metrics for end in ("", "_worst_node")]
         cells = [format_spread(name, row.result.get(name)) for name in names]
         epsilon = "none" if row.budget is None else rounded_up(row.budget, 3)
-        table.add_row(epsilon, _HOW[row.baseline].removesuffix(_SILENT), chosen + "*" * row.at_an_end, *cells, guess)
-    return table
+        how = _HOW[row.baseline].removesuffix(_SILENT)
+        cells_of_rows.append([epsilon, how, chosen + "*" * row.at_an_end, *cells, guess])
+    return OwnTable("What accuracy sites would have", heading, cells_of_rows, notes, _HOW)
+
+
+def _printed(table: OwnTable, *, is_narrow: bool) -> Table:
+    """The table for a terminal; in a narrow one accuracies only."""
+    hidden, notes = range(5, len(table.heading) - 1) if is_narrow else (), [*table.notes]
+    if hidden:
+        names = " and ".join(table.heading[place].removesuffix(" (%)") for place in hidden[::2])
+        notes.insert(1, f"a wider terminal has {names}, too; all are in results.csv")
+    printed = Table(title=table.title, caption="\n".join(notes), caption_justify="left")
+    shown = [place for place in range(len(table.heading)) if place not in hidden]
+    for place in shown:
+        style: dict[str, Any] = {"overflow": "fold"} if place < 3 else {"justify": "right"}
+        printed.add_column(table.heading[place], **style)
+    for row in table.rows:
+        printed.add_row(*(row[place] for place in shown))
+    return printed
 
 
 def _short(name: str) -> str:
@@ -196,7 +208,7 @@ def _draw(finished: Finished, rows: Sequence[Best]) -> Path:
             spread = [value["std"] or 0.0 for value in values]
             x = [row.budget for row in own]
             handles[how] = draw_points(axes, x, heights, spread, styles[how])
-        style_axes(axes, panel, "privacy budget ε of every site")
+        style_axes(axes, panel, epsilon_label(row.result["privacy"] for row in rows if not row.baseline))
         if budgets:
             axes.set_xscale("log")
             ticks_at(axes, [float(f"{budget:.3g}") for budget in budgets])

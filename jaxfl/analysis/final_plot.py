@@ -14,6 +14,7 @@ from jaxfl.analysis.plots import (
     Panel,
     draw_curve,
     draw_points,
+    epsilon_label,
     legend_below,
     new_figure,
     privacy_notes,
@@ -21,6 +22,7 @@ from jaxfl.analysis.plots import (
     run_title,
     save_figure,
     seeds_curve,
+    statements_of,
     style_axes,
     ticks_at,
     wrapped_notes,
@@ -176,7 +178,7 @@ def _draw_final(run_dir: Path, lines: Lines, settings: Settings, axis: str) -> P
             points = sorted((float(settings[name][axis]), v.mean(), v.min(), v.max()) for name, v in known.items())
             x, mean, low, high = np.reshape(points, (-1, 4)).T
             handles[label] = draw_points(axes, x, mean, [mean - low, high - mean], styles[label])
-        style_axes(axes, panel, _axis_label(axis))
+        style_axes(axes, panel, _axis_label(run_dir, axis))
         ticks = sorted({float(row[axis]) for row in settings.values()})
         if (axis in ("iterations", "noise_std") and ticks[0] > 0) or _is_log(ticks):
             axes.set_xscale("log")
@@ -208,8 +210,8 @@ def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: s
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
             axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
             axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
-            axes.set_xlabel(_axis_label(x))
-            axes.set_ylabel(_axis_label(y))
+            axes.set_xlabel(_axis_label(run_dir, x))
+            axes.set_ylabel(_axis_label(run_dir, y))
             axes.set_title(panel.label if len(groups) == 1 else f"{label}: {panel.label}", fontsize=10)
         figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
     figure.supxlabel("\n".join(foot), fontsize=8)
@@ -239,7 +241,11 @@ def _draw_scatter(run_dir: Path, lines: Lines, settings: Settings, names: Sequen
             axes.scatter(*places[~known].T, color="0.6", marker="x", linewidth=1)
             axes.scatter(*places[known].T, c=values[known], cmap=scale.cmap, norm=scale.norm, s=40)
             axes.scatter(*places[values == best].T, s=160, facecolors="none", edgecolors="#D55E00", linewidth=1.8)
-            style_axes(axes, panel._replace(label=_axis_label(pair[1]), is_accuracy=False), _axis_label(pair[0]))
+            style_axes(
+                axes,
+                panel._replace(label=_axis_label(run_dir, pair[1]), is_accuracy=False),
+                _axis_label(run_dir, pair[0]),
+            )
             axes.set_xscale("log" if _is_log(sorted(places[:, 0])) else "linear")
             axes.set_yscale("log" if _is_log(sorted(places[:, 1])) else "linear")
             axes.set_title(panel.label if len(rows) == 1 else f"{label}: {panel.label}", fontsize=10)
@@ -283,7 +289,10 @@ def _draw_speedup(run_dir: Path, lines: Lines, settings: Settings) -> Path:
     return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])
 
 
-def _axis_label(name: str) -> str:
+def _axis_label(run_dir: Path, name: str) -> str:
+    """The option in words; a budget with what the run's epsilons rest on."""
+    if name == "target_epsilon":
+        return epsilon_label(statements_of(run_dir).values())
     return _X.get(name, name.replace("_", " "))
 
 

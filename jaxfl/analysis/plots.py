@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +16,7 @@ from jaxfl.core import ArgumentError, check
 from jaxfl.core.lines import METRICS, Lines, lines_of
 from jaxfl.core.outputs import drop_link
 from jaxfl.data.columns import short_name
-from jaxfl.privacy.statements import caption
+from jaxfl.privacy.statements import caption, grounds
 
 if TYPE_CHECKING:  # the import takes half a second, which a run without pictures saves
     from matplotlib.axes import Axes
@@ -128,11 +128,14 @@ def plot_panels(
 
 def privacy_notes(run_dir: Path) -> list[str]:
     """Lines for a caption: the epsilon of each case, with its bound; none before the run has ended."""
+    return caption(statements_of(run_dir))
+
+
+def statements_of(run_dir: Path) -> dict[str, list[Mapping[str, Any]]]:
+    """Case -> its statements; empty before the run has ended."""
     path = run_dir / "summary.json"
-    if not path.exists():
-        return []
-    cases = json.loads(path.read_bytes())["cases"]
-    return caption({name: row.get("privacy", []) for name, row in cases.items()})
+    cases = json.loads(path.read_bytes())["cases"] if path.exists() else {}
+    return {name: row.get("privacy", []) for name, row in cases.items()}
 
 
 def draw_panels(
@@ -301,6 +304,12 @@ def _scale() -> float:
     import matplotlib
 
     return matplotlib.rcParams["font.size"] / 10
+
+
+def epsilon_label(privacy: Iterable[Iterable[Mapping[str, Any]]]) -> str:
+    """The label of an axis of epsilons, with what the first epsilon of each case rests on."""
+    texts = grounds(privacy)
+    return textwrap.fill(f"ε ({texts})", 48) if texts else "privacy budget ε"
 
 
 def ticks_at(axes: Axes, places: Sequence[float]) -> None:

@@ -24,6 +24,7 @@ from jaxfl.analysis.cases import (
     all_statements,
     charts,
     is_baseline,
+    own_table,
     ranking,
     read_json,
     results,
@@ -63,6 +64,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
         raise ArgumentError("path", "must lie in a folder that exists", f"got {path}", "Make the folder.")
     title = ", ".join(dict.fromkeys(run_title(folder / "config.json") for folder in folders))
     parts = [
+        _own(folders),
         section("Results", _results(shown)),
         section("Privacy", _statements(shown)),
         section("What ε does not cover", _left_out(shown)),
@@ -84,7 +86,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
 
 def _results(shown: Sequence[Shown]) -> str:
     """The table of results, under what it means."""
-    heading, rows = results(shown)
+    columns = results(shown)
     marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulation({"": all_statements(shown)}))
     seeds = max(len(one.row.get("status", [])) for one in shown)
     note = f'<p class="note">Mean{f" ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"}. '
@@ -93,7 +95,17 @@ def _results(shown: Sequence[Shown]) -> str:
         note += f"From best to worst by {METRICS[metric]}{', then baselines' * any(map(is_baseline, shown))}. "
     note += "ε: of the worst node, by the first statement below that has one. Costs: sums over nodes and rounds.</p>"
     best = [one.label for one in shown].index(ranked[0]) if ranked else None
-    return marked + note + table_of(heading, rows, best)
+    rows = list(zip(*(column.texts for column in columns), strict=True))
+    return marked + note + table_of([column.heading for column in columns], rows, best)
+
+
+def _own(folders: Sequence[Path]) -> str:
+    """The tables that experiments printed in place of the frame's."""
+    parts = []
+    for table in filter(None, map(own_table, folders)):
+        notes = "<br>".join(map(escaped, table.notes))
+        parts.append(section(table.title, f'{table_of(table.heading, table.rows)}<p class="note">{notes}</p>'))
+    return "".join(parts)
 
 
 def _legend(shown: Sequence[Shown]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 RELATIONS = {  # in words
@@ -252,6 +252,25 @@ def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
 def against(statement: Mapping[str, Any]) -> str:
     """Name the observer of a statement, " against all other nodes" say; empty where it has none."""
     return f" against {statement['observer']}" if statement.get("observer") else ""
+
+
+def with_epsilon(statements: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The first statement that has an epsilon: that of the budget, where there is one."""
+    return next((one for one in statements if one["dp_epsilon"] is not None), None)
+
+
+def grounds(privacy: Iterable[Iterable[Mapping[str, Any]]]) -> str:
+    """Bound, observer and relation of each case's first epsilon, for an axis; "or" between those that differ.
+
+    Examples:
+        >>> one = {"bound": "proven", "dp_epsilon": 1.0, "neighboring_relation": "replace_one", "observer": "a server"}
+        >>> grounds([[one], [one], []])
+        'proven against a server, replace one sample'
+    """
+    stated = [one for statements in privacy if (one := with_epsilon(statements)) is not None]
+    relations = [RELATIONS.get(one["neighboring_relation"], one["neighboring_relation"]) for one in stated]
+    texts = [f"{one['bound']}{against(one)}, {relation}" for one, relation in zip(stated, relations, strict=True)]
+    return " or ".join(dict.fromkeys(texts))
 
 
 def rounded_up(value: float, digits: int) -> str:

@@ -51,7 +51,9 @@ def test_letters_of_a_vector_picture_are_text(tmp_path):
 
 def _cells(table):
     """Rows of a tabular, after a check that its structure holds: columns, escapes, mathematics."""
-    begin, *body, end = table.strip().splitlines()
+    before, caption, _, begin, *body, end, after = table.strip().splitlines()
+    assert (before, after) == (r"\begin{table}", r"\end{table}")
+    assert re.fullmatch(r"\\caption\{[^|~]*\}", caption)
     (columns,) = re.findall(r"^\\begin\{tabular\}\{([lr]+)\}$", begin)
     assert end == r"\end{tabular}"
     rows = [line.removesuffix(r" \\") for line in body if line != r"\hline"]
@@ -70,16 +72,38 @@ def test_a_table_of_latex_has_escaped_names_and_deviations_in_mathematics(tmp_pa
     for case, row in summary["cases"].items():
         row["settings"] = {"method": case, "step_size": 0.1, "nodes": 1 + len(case)}
     (run / "summary.json").write_text(json.dumps(summary))
-    heading, first, second = _cells(write_figures([run], tmp_path / "a", "svg")[-1].read_text())
-    assert heading[:2] == ["method", "nodes"], "what all share is no column"
-    assert second[:2] == ["B", "$2$"]
+    text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
+    heading, first, second = _cells(text)
+    assert heading == ["method", "nodes", r"$\varepsilon$"], "what all share is no column"
+    assert second == ["B", "$2$", "$3.001$"]
     assert r"R\&D\_\{50 \%\} \#1 \$x\$ \textbackslash{}input" in first[0]
-    assert heading[3] == "test accuracy"
-    assert second[3] == r"$91.0 \pm 1.4$\,\%"
+    assert r"\caption{Mean $\pm$ standard deviation over 2 seeds. $\varepsilon$: proven, zero out one sample" in text
+    assert r"The same in all rows: test accuracy 91.0 $\pm$ 1.4 \%, status finished." in text
+
+
+def test_numbers_of_a_column_have_equal_decimals_and_no_column_stands_twice(tmp_path):
+    """Two digits of the largest deviation, the unit of the largest cost, own digits where numbers span much."""
+    run = make_run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    for row, mean, std, bits, loss in zip(
+        summary["cases"].values(), (0.5, 0.9123), (0.0004, 0.0412), (1.2e6, 54.57e6), (0.001, 20.0), strict=True
+    ):
+        row["test_accuracy"] = row["test_accuracy_worst_node"] = {"mean": mean, "std": std, "per_seed": [mean, mean]}
+        row["train_loss"] = {"mean": loss, "std": loss / 10, "per_seed": [loss, loss]}
+        row["costs"] = {"bits_sent": {"mean": bits}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
+    heading, *rows = _cells(text)
+    assert heading == ["case", r"$\varepsilon$", r"test accuracy (\%)", "training loss", "bits sent (M)"]
+    assert sorted(rows) == [
+        ["A", "$2.001$", r"$50.0 \pm 0.0$", r"$0.001 \pm 0.0001$", "$1.20$"],
+        ["B", "$3.001$", r"$91.2 \pm 4.1$", r"$20 \pm 2$", "$54.57$"],
+    ]
+    assert "Worst node: as test accuracy." in text
 
 
 def test_numbers_that_are_small_large_or_missing_keep_their_form():
-    cells = _cells(latex_table(["a", "b"], [["-1.2e-05 ± 3e-06", "–"], ["100.0 %", "2.001 proven"]]))
+    cells = _cells(latex_table(["a", "b"], [["-1.2e-05 ± 3e-06", "–"], ["100.0 %", "2.001 proven"]], ["a note"]))
     assert cells[1:] == [[r"$-1.2e-05 \pm 3e-06$", "--"], [r"$100.0$\,\%", "2.001 proven"]]
 
 

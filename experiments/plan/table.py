@@ -12,18 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxfl.analysis.cases import OwnTable
-from jaxfl.analysis.plots import (
-    Panel,
-    draw_points,
-    epsilon_label,
-    legend_below,
-    new_figure,
-    run_title,
-    save_figure,
-    style_axes,
-    ticks_at,
-)
-from jaxfl.analysis.styles import line_styles
+from jaxfl.analysis.pictures import Mark, Picture, Plot, points_mark, save_picture
+from jaxfl.analysis.plots import epsilon_label, run_title
 from jaxfl.frame import Finished, Request
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import words_of
@@ -47,10 +37,10 @@ _HOW = {
 }
 _SCORES = ("accuracy", "balanced_accuracy", "auc")
 COLUMNS = tuple(f"test_{name}{end}" for name in _SCORES for end in ("", "_worst_node"))
-_PANELS = (
-    Panel("test_accuracy", "test accuracy, mean over sites", is_accuracy=True),
-    Panel("test_accuracy_worst_node", "test accuracy, worst site", is_accuracy=True),
-)
+_HEIGHTS = {
+    "test_accuracy": "test accuracy, mean over sites",
+    "test_accuracy_worst_node": "test accuracy, worst site",
+}
 _UNPAID = (
     "Steps were chosen by {}, and no ε pays for that choice. --private-selection geometric, with one --epsilon, makes"
     " it with an ε."
@@ -93,7 +83,7 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     whole = request._replace(experiment=privsgp_vr.EXPERIMENT, changes={**OWN, **request.changes})
     for row in together:
         console.print(f"  jaxfl {whole.experiment.name} {shlex.join(words_of(whole, row.name))}", soft_wrap=True)
-    return [_draw(finished, rows)]
+    return [save_picture(finished.run.path, _picture(finished, rows))]
 
 
 def best_of(finished: Finished, metric: str) -> list[Best]:
@@ -189,29 +179,19 @@ def _short(name: str) -> str:
     return "step " if name == "step_size" else "" if name == "method" else f"{name.replace('_', ' ')} "
 
 
-def _draw(finished: Finished, rows: Sequence[Best]) -> Path:
+def _picture(finished: Finished, rows: Sequence[Best]) -> Picture:
     """Mean and worst site's accuracy against epsilon; what has no noise is a level."""
-    folder = finished.run.path
-    figure = new_figure(10.4, 4.2, run_title(folder / "config.json"))
-    all_axes, handles, styles = figure.subplots(1, 2, sharey=True), {}, line_styles(_HOW.values())
-    budgets = sorted({row.budget for row in rows if row.budget is not None})
-    for axes, panel in zip(all_axes, _PANELS, strict=True):
+    budgets = sorted({float(f"{row.budget:.3g}") for row in rows if row.budget is not None})
+    x_label = epsilon_label(row.result["privacy"] for row in rows if not row.baseline)
+    plots = []
+    for metric, label in _HEIGHTS.items():
+        marks = list[Mark]()
         for baseline, how in _HOW.items():
             own = [row for row in rows if row.baseline == baseline]
-            values = [row.result[panel.metric] for row in own]
-            heights = [value["mean"] for value in values]
-            if not own:
-                continue
-            if own[0].budget is None:
-                handles[how] = axes.axhline(heights[0], linewidth=1.8, **styles[how])
-                continue
-            spread = [value["std"] or 0.0 for value in values]
-            x = [row.budget for row in own]
-            handles[how] = draw_points(axes, x, heights, spread, styles[how])
-        style_axes(axes, panel, epsilon_label(row.result["privacy"] for row in rows if not row.baseline))
-        if budgets:
-            axes.set_xscale("log")
-            ticks_at(axes, [float(f"{budget:.3g}") for budget in budgets])
+            spreads = [row.result[metric] for row in own]
+            x = [row.budget for row in own if row.budget is not None]
+            if own:
+                marks.append(points_mark(how, x, spreads) if x else Mark(how, (), [spreads[0]["mean"]]))
+        plots.append(Plot(label, x_label, marks, is_accuracy=True, log="x", ticks=budgets))
     notes = ["best step of each; mean and standard deviation over seeds"]
-    legend_below(figure, handles, notes)
-    return save_figure(figure, folder / "plots" / "plan.png")
+    return Picture("plan", run_title(finished.run.path / "config.json"), plots, notes)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.analysis.final_plot import ladder, series
+from jaxfl.analysis.pictures import draw_plot, styles_in
 from jaxfl.analysis.plots import (
     X_AXES,
     Panel,
@@ -44,6 +46,7 @@ METRICS = {  # entry of summary.json -> heading
 }
 _COSTS = {"bits_sent": "bits sent", "simulated_seconds": "simulated seconds", "joules": "joules"}
 MOST_COLORED = 14  # cases; further ones are grey
+_FEWEST_STEPS = 3  # of a ladder
 _MOST_TICKS = 6  # that fit side by side
 _MOST_DECIMALS = 4  # of costs
 _MOST_SPAN = 100.0  # largest over smallest mean of a column with equal decimals
@@ -86,6 +89,7 @@ class Chart(NamedTuple):
     name: str  # of a file, without its format
     title: str
     draw: Callable[[Axes], dict[str, Any]]  # returns label -> what a legend shows
+    has_own_lines: bool = False  # that are no cases
 
 
 def shown_cases(folders: Sequence[Path]) -> list[Shown]:
@@ -283,7 +287,7 @@ def styles_of(shown: Sequence[Shown]) -> dict[str, dict[str, Any]]:
 
 
 def charts(shown: Sequence[Shown]) -> list[Chart]:
-    """Metrics against rounds, the first one against costs, too, and final values against epsilon."""
+    """Metrics against rounds, the first one against costs, too, and final values against epsilon and step size."""
     panels = [panel for panel in PANELS if any(len(one.lines.having(panel.metric)) for one in shown)]
     drawn = [(panel, "rounds") for panel in panels]
     for cost in ("bits", "seconds", "joules"):
@@ -293,6 +297,9 @@ def charts(shown: Sequence[Shown]) -> list[Chart]:
     epsilons = [stated["dp_epsilon"] for one in shown if (stated := _stated(one)) is not None]
     if panels and epsilons and max(epsilons) > 1.01 * min(epsilons):
         pictures.append(_against_epsilon(shown, panels[0]))
+    steps = {one.label: one.settings for one in shown if isinstance(one.settings.get("step_size"), int | float)}
+    if panels and steps and max(map(len, series(steps, "step_size").values())) >= _FEWEST_STEPS:
+        pictures.append(_against_step(shown, panels[0], steps))
     return pictures
 
 
@@ -306,6 +313,19 @@ def _against(shown: Sequence[Shown], panel: Panel, x: str) -> Chart:
     return Chart(f"{panel.metric}_{x}", f"{panel.label} against {axis.label}", draw)
 
 
+def _finals(one: Shown, metric: str) -> list[float]:
+    """A metric at the end, of the seeds that have one."""
+    return [value for value in (one.row.get(metric) or {}).get("per_seed", []) if value is not None]
+
+
+def _against_step(shown: Sequence[Shown], panel: Panel, steps: Mapping[str, Mapping[str, Any]]) -> Chart:
+    """The final metric on a ladder of step sizes, a line for each of the cases that differ in nothing else."""
+    values = {one.label: _finals(one, panel.metric) for one in shown}
+    plot = ladder(steps, "step_size", panel, "step size", values.__getitem__)
+    title = f"{panel.label} against step size"
+    return Chart(f"{panel.metric}_step_size", title, lambda axes: draw_plot(axes, plot, styles_in([plot])), True)
+
+
 def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
     """Draw the final metric of each case that has an epsilon."""
     styles = styles_of(shown)
@@ -313,8 +333,7 @@ def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
     def draw(axes: Axes) -> dict[str, Any]:
         handles, places = {}, list[float]()
         for one in shown:
-            stated, ends = _stated(one), one.row.get(panel.metric)
-            values = [value for value in (ends or {}).get("per_seed", []) if value is not None]
+            stated, values = _stated(one), _finals(one, panel.metric)
             if stated is not None and values:
                 mean = float(np.mean(values))
                 spread = [[mean - min(values)], [max(values) - mean]]

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfl.analysis.cases import Column, Shown, charts, grounds_of, own_table, results, shown_cases
+from jaxfl.analysis.cases import Column, Shown, charts, grounds_of, own_table, read_json, results, shown_cases
+from jaxfl.analysis.final_plot import final_figures
+from jaxfl.analysis.pictures import figures_of
 from jaxfl.analysis.plots import legend_below, new_figure, save_figure
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.outputs import drop_link
@@ -27,7 +29,9 @@ _NOTHING = ("–", "-", "")
 
 
 def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str], form: str) -> list[Path]:
-    r"""Write the charts of a report as pictures one column wide, and results.tex, a table of LaTeX without packages.
+    r"""Write the pictures of runs in a format, and results.tex, a table of LaTeX without packages.
+
+    The charts of a report are one column wide. The pictures of a run keep their width.
 
     Args:
         run_dirs: run directories, at least one; their cases stand in the same pictures.
@@ -64,6 +68,13 @@ def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.P
             axes.set_ylabel(axes.get_ylabel().replace(", ", ",\n"))  # a column is low
             legend_below(figure, handles if len(shown) > 1 else {}, num_columns=2)
             paths.append(save_figure(figure, folder / f"{chart.name}.{form}", dpi=_DPI))
+    for run_dir in map(Path, run_dirs):
+        cases = read_json(run_dir / "summary.json")["cases"]
+        settings = {name: row.get("settings", {}) for name, row in cases.items()}
+        compared = {name: own for name, own in settings.items() if not own.get("baseline")}
+        prefix = f"{run_dir.name}_" if len(run_dirs) > 1 else ""
+        for name, figure in {**final_figures(run_dir, compared), **figures_of(run_dir)}.items():
+            paths.append(save_figure(figure, folder / f"{prefix}{name}.{form}"))
     own = own_table(Path(run_dirs[0])) if len(run_dirs) == 1 else None
     text = _of_results(shown) if own is None else latex_table(own.heading, own.rows, [own.title, *own.notes])
     drop_link(folder / "results.tex").write_text(text, encoding="utf-8")

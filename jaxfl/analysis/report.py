@@ -10,7 +10,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from jaxfl.analysis.cases import (
     FEWEST_SORTED,
     METRICS,
     MOST_COLORED,
+    Chart,
     Shown,
     all_statements,
     charts,
@@ -32,13 +33,12 @@ from jaxfl.analysis.cases import (
     styles_of,
 )
 from jaxfl.analysis.html_parts import bullets, escaped, section, table_of
-from jaxfl.analysis.plots import new_figure, run_title
+from jaxfl.analysis.plots import legend_below, new_figure, run_title
 from jaxfl.core import ArgumentError
 from jaxfl.core.outputs import drop_link
 from jaxfl.privacy.statements import SECRET, UNPAID_CHOICE, leaves_out, rounded_up, simulation, statement_text
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_NAMED = 3  # cases, before a statement that they share
@@ -126,23 +126,23 @@ def _legend(shown: Sequence[Shown]) -> str:
 
 def _curves(shown: Sequence[Shown]) -> str:
     """All charts of the cases."""
-    figures = [_svg(chart.draw, chart.title) for chart in charts(shown)]
+    figures = [_svg(chart) for chart in charts(shown)]
     note = '<p class="note">Line: mean over seeds; band or bar: smallest to largest seed.</p>'
     return f'<div class="panels">{"".join(figures)}</div>{note}' if figures else ""
 
 
-def _svg(draw: Callable[[Axes], object], title: str) -> str:
+def _svg(chart: Chart) -> str:
     """A picture within the page; its letters are text."""
     import matplotlib
 
     figure: Figure = new_figure(4.6, 3.3)
-    axes = figure.add_subplot()
-    draw(axes)
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+    handles, buffer = chart.draw(figure.add_subplot()), io.StringIO()
+    if chart.has_own_lines:  # which the page's legend does not name
+        legend_below(figure, handles, num_columns=2)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     drawn = buffer.getvalue()
-    return f'<figure role="img" aria-label="{escaped(title)}">{drawn[drawn.index("<svg") :]}</figure>'
+    return f'<figure role="img" aria-label="{escaped(chart.title)}">{drawn[drawn.index("<svg") :]}</figure>'
 
 
 def _pictures(folders: Sequence[Path]) -> str:

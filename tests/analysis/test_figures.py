@@ -5,12 +5,16 @@ import re
 import struct
 import sys
 
+import numpy as np
 import pytest
 from helpers import refused
 from test_report import make_run
 
 from jaxfl import command
+from jaxfl.analysis.cases import charts, shown_cases
 from jaxfl.analysis.figures import latex_table, write_figures
+from jaxfl.analysis.pictures import Mark, Picture, Plot, draw_picture, figures_of, save_picture
+from jaxfl.analysis.plots import Panel, new_figure, plot_panels, read_lines
 
 NASTY = r"R&D_{50 %} #1 $x$ \input ~a^b <c> ε = 3, τ"
 BEGINNINGS = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
@@ -36,6 +40,54 @@ def test_every_chart_is_written_in_the_format_at_the_width_of_a_column(tmp_path,
     write_figures([run], tmp_path / "again", form)
     for path in paths:
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("form", BEGINNINGS)
+def test_every_picture_of_a_run_is_written_in_the_format(tmp_path, form):
+    """Of an experiment's own, of curves, and of final values against options; without what no PNG carries."""
+    run = make_run(tmp_path, tuple("ABCD"))
+    summary = json.loads((run / "summary.json").read_text())
+    steps = [(0.1, 1.0), (0.1, 2.0), (0.2, 1.0), (0.2, 2.0)]
+    for row, (step, clip) in zip(summary["cases"].values(), steps, strict=True):
+        row["settings"] = {"step_size": step, "clip_norm": clip}
+    (run / "summary.json").write_text(json.dumps(summary))
+    marks = [
+        Mark("bars", [1.0, 8.0], [0.5, 0.7], [0.4, 0.6], [0.6, 0.8], is_points=True),
+        Mark("line", [1.0, 8.0], [0.2, 0.3]),
+        Mark("level", (), [0.9]),
+    ]
+    picture = Picture("own", "ours", [Plot("accuracy", "ε", marks, is_accuracy=True, log="x", ticks=[1.0, 8.0])])
+    save_picture(run, picture)
+    plot_panels(run, read_lines(run), [Panel("total_bits_sent", "bits")], "bits.png")
+    names = {path.stem for path in write_figures([run], tmp_path / "a", form)}
+    assert names - CHARTS == {"own", "bits", "heat_map", "results"}
+    for name in ("own", "bits", "heat_map"):
+        assert (tmp_path / "a" / f"{name}.{form}").read_bytes().startswith(BEGINNINGS[form])
+    (axes,) = figures_of(run)["own"].axes
+    again = draw_picture(picture).axes[0]
+    for one, other in zip(axes.lines, again.lines, strict=True):
+        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+        assert (one.get_color(), one.get_linestyle()) == (other.get_color(), other.get_linestyle())
+    np.testing.assert_array_equal([line.get_ydata()[0] for line in axes.lines if line.get_marker() == "o"], [0.5])
+    assert (axes.get_xscale(), [tick.get_text() for tick in axes.get_xticklabels()]) == ("log", ["1", "8"])
+
+
+def test_a_ladder_of_steps_is_a_line_for_each_of_the_other_options(tmp_path):
+    run = make_run(tmp_path, tuple("ABCDEF"))
+    summary = json.loads((run / "summary.json").read_text())
+    for number, row in enumerate(summary["cases"].values()):
+        row["settings"] = {"target_epsilon": 1.0 + number // 3, "step_size": 10.0 ** (number % 3)}
+        row["test_accuracy"] = {"mean": 0.1 * number, "std": 0.0, "per_seed": [0.1 * number, None]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    (chart,) = [one for one in charts(shown_cases([run])) if one.name == "test_accuracy_step_size"]
+    axes = new_figure(4, 3).add_subplot()
+    assert {*chart.draw(axes)} == {"ε = 1", "ε = 2"}
+    heights = sorted(line.get_ydata().tolist() for line in axes.lines if len(line.get_ydata()) == 3)
+    assert [0.0, 0.1, 0.2] in heights
+    assert axes.get_xlabel() == "step size"
+    summary["cases"].pop("C"), summary["cases"].pop("F")
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert not [one for one in charts(shown_cases([run])) if one.name == "test_accuracy_step_size"]
 
 
 def test_letters_of_a_vector_picture_are_text(tmp_path):

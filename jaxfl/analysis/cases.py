@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from jaxfl.analysis.final_plot import ladder, series
-from jaxfl.analysis.pictures import draw_plot, styles_in
+from jaxfl.analysis.pictures import Mark, Plot, draw_plot, styles_in
 from jaxfl.analysis.plots import (
     X_AXES,
     Panel,
     draw_curves,
-    draw_points,
     epsilon_label,
     read_lines,
-    style_axes,
-    ticks_at,
 )
 from jaxfl.analysis.styles import GREY, line_styles
 from jaxfl.core import ArgumentError
@@ -327,25 +324,21 @@ def _against_step(shown: Sequence[Shown], panel: Panel, steps: Mapping[str, Mapp
 
 
 def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
-    """Draw the final metric of each case that has an epsilon."""
-    styles = styles_of(shown)
+    """The final metric of each case that has an epsilon."""
+    marks, places = list[Mark](), set[float]()
+    for one in shown:
+        stated, values = _stated(one), _finals(one, panel.metric)
+        if stated is not None and values:
+            epsilon, mean = stated["dp_epsilon"], float(np.mean(values))
+            marks.append(Mark(one.label, [epsilon], [mean], [min(values)], [max(values)], is_points=True))
+            places.add(float(f"{epsilon:.3g}"))
+    label = epsilon_label(one.row.get("privacy", []) for one in shown)
+    log = "x" if places and min(places) > 0 and max(places) / min(places) > 8 else ""
+    ticks = sorted(places) if len(places) <= _MOST_TICKS else ()
+    plot, styles = Plot(panel.label, label, marks, panel.is_accuracy, log=log, ticks=ticks), styles_of(shown)
 
     def draw(axes: Axes) -> dict[str, Any]:
-        handles, places = {}, list[float]()
-        for one in shown:
-            stated, values = _stated(one), _finals(one, panel.metric)
-            if stated is not None and values:
-                mean = float(np.mean(values))
-                spread = [[mean - min(values)], [max(values) - mean]]
-                style = styles.get(one.label, {"color": GREY})
-                handles[one.label] = draw_points(axes, [stated["dp_epsilon"]], [mean], spread, style, joined=False)
-                places.append(stated["dp_epsilon"])
-        style_axes(axes, panel, epsilon_label(one.row.get("privacy", []) for one in shown))
-        if axes.dataLim.x0 > 0 and axes.dataLim.x1 / axes.dataLim.x0 > 8:
-            axes.set_xscale("log")
-        places = sorted({float(f"{point:.3g}") for point in places})
-        if len(places) <= _MOST_TICKS:
-            ticks_at(axes, places)
+        handles = draw_plot(axes, plot, {mark.name: {"color": GREY} for mark in marks} | styles)
         return {name: handles[name] for name in styles if name in handles}
 
     return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw)

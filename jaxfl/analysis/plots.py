@@ -298,9 +298,9 @@ def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int =
     return line
 
 
-def draw_points(axes: Axes, x: Any, mean: Any, spread: Any, style: Mapping[str, Any], joined: bool = True) -> Any:
-    """Draw means with bars (`spread` as for `Axes.errorbar`), by default joined; returns what a legend shows."""
-    style = {**style, "marker": MARKS[style["color"]]} | ({} if joined else {"linestyle": "none"})
+def draw_points(axes: Axes, x: Any, mean: Any, spread: Any, style: Mapping[str, Any]) -> Any:
+    """Draw joined means with bars (`spread` as for `Axes.errorbar`); returns what a legend shows."""
+    style = {**style, "marker": MARKS[style["color"]]}
     return axes.errorbar(x, mean, yerr=spread, markersize=5 * _scale(), capsize=2, linewidth=1.5 * _scale(), **style)
 
 

@@ -297,10 +297,9 @@ class Configuration:
 
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
-        learning, noise, method = self.learning, self.budget.noise_std, METHODS[self.learning.method]
-        of_nodes = self.budget.node_noise
-        if len(of_nodes):  # an array under trace
-            noise = np.asarray(of_nodes) if isinstance(of_nodes, tuple) else of_nodes
+        learning, method = self.learning, METHODS[self.learning.method]
+        noise = self.budget.node_noise if len(self.budget.node_noise) else self.budget.noise_std
+        noise = np.asarray(noise) if isinstance(noise, tuple) else noise  # under trace an array already
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
         graph = self.topology.build(self.clients.nodes)

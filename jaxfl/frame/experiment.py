@@ -355,7 +355,7 @@ def programs(
             return algorithm(override(config, values))
 
         for name, each in numbers.items():
-            results[name] = build, jax.tree.map(float, {option: each[option] for option in differing})
+            results[name] = build, {option: jax.tree.map(float, each[option]) for option in differing}
     return {name: results[name] for name in rows}
 
 

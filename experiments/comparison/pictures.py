@@ -6,23 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfl.analysis.plots import (
-    Panel,
-    draw_curve,
-    draw_points,
-    legend_below,
-    new_figure,
-    read_lines,
-    run_title,
-    save_figure,
-    seeds_curve,
-    style_axes,
-    ticks_at,
-)
-from jaxfl.analysis.styles import line_styles
+from jaxfl.analysis.pictures import Mark, Picture, Plot, curve_mark, points_mark, save_picture
+from jaxfl.analysis.plots import epsilon_label, read_lines, run_title, seeds_curve
 from jaxfl.core.lines import Lines
 from jaxfl.frame import Finished, Row
-from jaxfl.privacy.statements import RELATIONS
 from jaxfl.training.summary import write_table
 
 from .options import SILENT, UPDATES
@@ -32,7 +19,6 @@ _VALIDATION = "validation_accuracy"
 _METRICS = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model")
 _OWN = ("method", "target_epsilon", "step_size", "baseline")
 _COSTS = ("bits_sent", "simulated_seconds", "joules")
-_ACCURACY = Panel("test_accuracy", "test accuracy", is_accuracy=True)
 _AGAINST = {"total_bits_sent": "bits sent by all nodes", "total_simulated_seconds": "simulated seconds"}
 
 
@@ -45,7 +31,7 @@ def finish(finished: Finished) -> list[Path]:
     keys = [(row["method"], row["target_epsilon"]) for row in rows]
     relations = {row["neighboring_relation"] for row in rows} - {None}
     is_one = len({*keys}) == len(keys) and len(relations) == 1
-    return [folder / TABLE, *([_draw(finished, rows)] if is_one else [])]
+    return [folder / TABLE, *([save_picture(folder, _picture(finished, rows))] if is_one else [])]
 
 
 def best_rows(finished: Finished) -> list[dict[str, Any]]:
@@ -110,36 +96,36 @@ def _mean(row: Mapping[str, Any], name: str) -> float | None:
     return (row.get(name) or {}).get("mean")
 
 
-def _draw(finished: Finished, rows: Sequence[dict[str, Any]]) -> Path:
+def _picture(finished: Finished, rows: Sequence[dict[str, Any]]) -> Picture:
     """Accuracy at the end against epsilon; at the middle budget its curves against bits and seconds."""
-    folder = finished.run.path
+    folder, summary = finished.run.path, finished.summary["cases"]
     config = next(iter(finished.rows.values())).config
-    title = f"{run_title(folder / 'config.json')}: {config.clients.nodes} nodes, {config.learning.rounds} rounds, "
-    relation = RELATIONS[config.budget.neighboring_relation]
-    figure = new_figure(12.0, 4.4, f"{title}each run at the same proven ε ({relation}, δ = {config.budget.dp_delta:g})")
-    panels, by_case, handles = figure.subplots(1, 3, sharey=True), read_lines(folder).after(0).by_case(), {}
+    title = f"{run_title(folder / 'config.json')}: {config.clients.nodes} nodes, {config.learning.rounds} rounds"
+    by_case, ends, curves = read_lines(folder).after(0).by_case(), list[Mark](), {cost: [] for cost in _AGAINST}
     budgets = sorted({row["target_epsilon"] for row in rows} - {None})
     middle = budgets[len(budgets) // 2]
-    for method, style in line_styles(dict.fromkeys(row["method"] for row in rows)).items():
+    for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
-        height = [row["test_accuracy"] for row in own]
-        spread = [row["test_accuracy_std"] or 0.0 for row in own]
+        spreads = [summary[row["case"]]["test_accuracy"] for row in own]
         if method in SILENT:
-            handles[method] = panels[0].axhline(height[0], **style)
+            ends.append(Mark(method, (), [spreads[0]["mean"]]))
             continue
-        x = [row["target_epsilon"] for row in own]
-        handles[method] = draw_points(panels[0], x, height, spread, style)
+        ends.append(points_mark(method, [row["target_epsilon"] for row in own], spreads))
         (best,) = [row for row in own if row["target_epsilon"] == middle] or [own[0]]
         of_case = by_case.get(best["case"], Lines())
-        for axes, cost in zip(panels[1:], _AGAINST, strict=True):
+        for cost in _AGAINST:
             if any(column.any() for column in of_case.columns(cost)):
-                draw_curve(axes, seeds_curve(of_case, "test_accuracy", (cost,)), style)
-    style_axes(panels[0], _ACCURACY, f"proven ε ({relation})")
-    panels[0].set(title="at the end, best step of each", xscale="log")
-    ticks_at(panels[0], budgets)
-    for axes, label in zip(panels[1:], _AGAINST.values(), strict=True):
-        style_axes(axes, _ACCURACY, label)
-        axes.set(title=f"during training, at ε = {middle:g}", xscale="log", ylabel=None)
-    observers = dict.fromkeys(row["observer"] for row in rows if row["observer"])
-    legend_below(figure, handles, [f"ε holds against {', or '.join(observers)}"], 6)
-    return save_figure(figure, folder / "plots" / "comparison.png")
+                curves[cost].append(curve_mark(method, seeds_curve(of_case, "test_accuracy", (cost,))))
+    label = epsilon_label(summary[row["case"]]["privacy"] for row in rows if row["target_epsilon"] is not None)
+    first = Plot("test accuracy", label, ends, is_accuracy=True, log="x", ticks=budgets, title="best step of each")
+    title_of_curves = f"during training, at ε = {middle:g}"
+    others = [
+        Plot("", text, curves[cost], is_accuracy=True, log="x", title=title_of_curves)
+        for cost, text in _AGAINST.items()
+    ]
+    observers = ", or ".join(dict.fromkeys(row["observer"] for row in rows if row["observer"]))
+    notes = [
+        f"each run at the same ε, δ = {config.budget.dp_delta:g}; bars: standard deviation over seeds",
+        f"ε holds against {observers}",
+    ]
+    return Picture("comparison", title, [first, *others], notes, num_columns=3)

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.analysis import plots
-from jaxfl.analysis.plots import Panel, legend_below, new_figure, run_title, save_figure, style_axes
-from jaxfl.analysis.styles import line_style
+from jaxfl.analysis.pictures import Mark, Picture, Plot, save_picture
+from jaxfl.analysis.plots import Panel, run_title
 from jaxfl.frame import Finished, override
 from jaxfl.training.json_files import write_json
 
@@ -61,17 +61,15 @@ def plot_budgets(run_dir: Path, configs: Mapping[str, Configuration]) -> list[Pa
         panels.append((label, "broadcasts k + 1", without_noise, lambda config: _from(1, deltas(config))))
     if not panels or len(configs) > _MOST_LINES:
         return []
-    figure = new_figure(5.2 * len(panels), 5.0, run_title(run_dir / "config.json"))
-    styles = {name: line_style(number) for number, name in enumerate(configs)}
-    handles = {}
-    for number, (label, x_label, lines, curve) in enumerate(panels, start=1):
-        axes = figure.add_subplot(1, len(panels), number)
-        style_axes(axes, Panel("", label), x_label)
+    plots = []
+    for label, x_label, lines, curve in panels:
+        marks = []
         for name, config in lines.items():
-            (handles[name],) = axes.plot(*curve(config), linewidth=1.8, **styles[name])
-        (axes.set_xscale if lines is without_noise else axes.set_yscale)("log")
-    legend_below(figure, handles)
-    return [save_figure(figure, run_dir / "plots" / "budgets.png")]
+            x, y = curve(config)
+            marks.append(Mark(name, list(map(float, x)), list(map(float, y))))
+        plots.append(Plot(label, x_label, marks, log="x" if lines is without_noise else "y"))
+    title = run_title(run_dir / "config.json")
+    return [save_picture(run_dir, Picture("budgets", title, plots, num_columns=len(plots), shares_y=False))]
 
 
 def _from(first: int, curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -10,19 +10,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from jaxfl.analysis.plots import (
-    Curve,
-    Panel,
-    draw_curve,
-    legend_below,
-    new_figure,
-    read_lines,
-    run_title,
-    save_figure,
-    seeds_curve,
-    style_axes,
-)
-from jaxfl.analysis.styles import line_styles
+from jaxfl.analysis.pictures import Picture, Plot, curve_mark, save_picture
+from jaxfl.analysis.plots import Curve, read_lines, run_title, seeds_curve
 from jaxfl.frame import Finished, Row
 from jaxfl.frame.options import text_of
 from jaxfl.training.summary import format_spread, write_table
@@ -31,7 +20,6 @@ from .options import SERVER
 
 TABLE = "methods.csv"
 _METRIC = "test_accuracy"
-_ACCURACY = Panel(_METRIC, "test accuracy", is_accuracy=True)
 _OWN, _TO = ("method", "step_size"), "bits_to_"
 
 
@@ -49,7 +37,7 @@ def finish(finished: Finished) -> list[Path]:
     write_table(folder / TABLE, rows)
     Console(markup=False).print(_table(finished, rows))
     is_one = len({row["method"] for row in rows}) == len(rows)
-    return [folder / TABLE, *([_draw(finished, rows, curves, by_case)] if is_one else [])]
+    return [folder / TABLE, *([save_picture(folder, _picture(finished, rows, curves, by_case))] if is_one else [])]
 
 
 def best_cases(finished: Finished) -> list[str]:
@@ -133,20 +121,14 @@ def millions(bits: float | None) -> str:
     return "-" if bits is None else f"{1e-6 * bits:.3g}"
 
 
-def _draw(finished: Finished, rows: list[dict[str, Any]], curves: Mapping[str, Curve], by_case: Any) -> Path:
+def _picture(finished: Finished, rows: list[dict[str, Any]], curves: Mapping[str, Curve], by_case: Any) -> Picture:
     """Accuracy against rounds, and against bits."""
-    folder = finished.run.path
     clients = next(iter(finished.rows.values())).config.clients
-    title = f"{run_title(folder / 'config.json')}: {clients.nodes} nodes ({clients.partition}), best step of each"
-    figure = new_figure(11.0, 4.6, title)
-    panels, handles = figure.subplots(1, 2, sharey=True), {}
-    styles = line_styles(row["method"] for row in rows)
-    for row in rows:
-        style = styles[row["method"]]
-        handles[row["method"]] = draw_curve(panels[0], seeds_curve(by_case[row["case"]], _METRIC), style)
-        draw_curve(panels[1], curves[row["case"]], style)
-    style_axes(panels[0], _ACCURACY, "round")
-    style_axes(panels[1], _ACCURACY, "bits sent by all, servers included")
-    panels[1].set(xscale="log", ylabel=None)
-    legend_below(figure, handles, [], 7)
-    return save_figure(figure, folder / "plots" / "methods.png")
+    title = run_title(finished.run.path / "config.json")
+    of_rounds = [curve_mark(row["method"], seeds_curve(by_case[row["case"]], _METRIC)) for row in rows]
+    of_bits = [curve_mark(row["method"], curves[row["case"]]) for row in rows]
+    plots = [
+        Plot("test accuracy", "round", of_rounds, is_accuracy=True),
+        Plot("", "bits sent by all, servers included", of_bits, is_accuracy=True, log="x"),
+    ]
+    return Picture("methods", f"{title}: {clients.nodes} nodes ({clients.partition}), best step of each", plots)

@@ -9,23 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
-from jaxfl.analysis.plots import (
-    Panel,
-    draw_points,
-    legend_below,
-    new_figure,
-    run_title,
-    save_figure,
-    style_axes,
-    ticks_at,
-)
-from jaxfl.analysis.styles import line_styles
+from jaxfl.analysis.cases import OwnTable
+from jaxfl.analysis.pictures import Mark, Picture, Plot, points_mark, save_picture
+from jaxfl.analysis.plots import epsilon_label, run_title
 from jaxfl.frame import Finished, Request
 from jaxfl.frame.options import text_of
 from jaxfl.frame.run import words_of
-from jaxfl.privacy.statements import RELATIONS, against, neighbors, rounded_up
+from jaxfl.privacy.statements import RELATIONS, against, neighbors, rounded_up, with_epsilon
 from jaxfl.training import read_results
 from jaxfl.training.fitting_table import FittingTable
 from jaxfl.training.sites import SITES, site_table
@@ -46,10 +37,10 @@ _HOW = {
 }
 _SCORES = ("accuracy", "balanced_accuracy", "auc")
 COLUMNS = tuple(f"test_{name}{end}" for name in _SCORES for end in ("", "_worst_node"))
-_PANELS = (
-    Panel("test_accuracy", "test accuracy, mean over sites", is_accuracy=True),
-    Panel("test_accuracy_worst_node", "test accuracy, worst site", is_accuracy=True),
-)
+_HEIGHTS = {
+    "test_accuracy": "test accuracy, mean over sites",
+    "test_accuracy_worst_node": "test accuracy, worst site",
+}
 _UNPAID = (
     "Steps were chosen by {}, and no ε pays for that choice. --private-selection geometric, with one --epsilon, makes"
     " it with an ε."
@@ -69,7 +60,7 @@ class Best(NamedTuple):
     @property
     def stated(self) -> Mapping[str, Any]:
         """Its first statement with an epsilon; empty without."""
-        return next((one for one in self.result["privacy"] if one["dp_epsilon"] is not None), {})
+        return with_epsilon(self.result["privacy"]) or {}
 
 
 def tell(request: Request, finished: Finished) -> list[Path]:
@@ -77,20 +68,22 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     rank_by = request.config.run.rank_by
     metric = deciding(finished.summary, COLUMNS if rank_by is None else (rank_by, *COLUMNS))
     console, rows = Console(markup=False), best_of(finished, metric)
-    console.print(_table(finished, rows))
+    table = closing(finished, rows)
+    finished.summary["table"] = table._asdict()  # which a report shows first
+    console.print(_printed(table))
     together = [row for row in rows if not row.baseline]
     if not together:
         return []
     middle = together[len(together) // 2]
     sites = finished.run.path / SITES
-    table = site_table(read_results(sites), middle.name) if sites.exists() else None
-    if table is not None:
-        console.print(table)
+    of_sites = site_table(read_results(sites), middle.name) if sites.exists() else None
+    if of_sites is not None:
+        console.print(of_sites)
     console.print(f"{_UNPAID.format(metric.replace('_', ' '))}\nThese commands make the rows again:", soft_wrap=True)
     whole = request._replace(experiment=privsgp_vr.EXPERIMENT, changes={**OWN, **request.changes})
     for row in together:
         console.print(f"  jaxfl {whole.experiment.name} {shlex.join(words_of(whole, row.name))}", soft_wrap=True)
-    return [_draw(finished, rows)]
+    return [save_picture(finished.run.path, _picture(finished, rows))]
 
 
 def best_of(finished: Finished, metric: str) -> list[Best]:
@@ -135,7 +128,7 @@ def best_guess(dp_epsilon: float, dp_delta: float) -> float:
     return 1 - (1 - dp_delta) / (1 + math.exp(dp_epsilon))
 
 
-def _table(finished: Finished, rows: Sequence[Best]) -> Table:
+def closing(finished: Finished, rows: Sequence[Best]) -> OwnTable:
     """A row a budget and baseline, mean ± standard deviation over seeds."""
     metrics = [name for name in _SCORES if any(f"test_{name}" in row.result for row in rows)]
     stated = next((row.stated for row in rows if row.stated), {})
@@ -152,14 +145,12 @@ def _table(finished: Finished, rows: Sequence[Best]) -> Table:
         )
         notes.append("guess: how often an observer is right at most about one sample, at even odds (%)")
     notes += neighbors(row.stated for row in rows if row.stated)
-    table = FittingTable(file="results.csv", title="What accuracy sites would have", caption="\n".join(notes))
-    for name in ("ε", "how", "chosen"):
-        table.add_column(name, overflow="fold")
+    heading = ["ε", "how", "chosen"]
     for name in metrics:
         label = "AUC" if name == "auc" else name.removesuffix("_accuracy")
-        table.add_numbers(f"{label} (%)")
-        table.add_numbers("worst" if name == metrics[0] else f"worst {label}")
-    table.add_column("guess", justify="right")
+        heading += [f"{label} (%)", "worst" if name == metrics[0] else f"worst {label}"]
+    heading.append("guess")
+    cells_of_rows = list[list[str]]()
     for row in rows:
         chosen = ", ".join(f"{_short(name)}{text_of(value)}" for name, value in row.chosen.items())
         own = row.stated
@@ -167,37 +158,41 @@ def _table(finished: Finished, rows: Sequence[Best]) -> Table:
         names = [f"test_{name}{end}" for name in metrics for end in ("", "_worst_node")]
         cells = [format_spread(name, row.result.get(name)) for name in names]
         epsilon = "none" if row.budget is None else rounded_up(row.budget, 3)
-        table.add_row(epsilon, _HOW[row.baseline].removesuffix(_SILENT), chosen + "*" * row.at_an_end, *cells, guess)
-    return table
+        how = _HOW[row.baseline].removesuffix(_SILENT)
+        cells_of_rows.append([epsilon, how, chosen + "*" * row.at_an_end, *cells, guess])
+    return OwnTable("What accuracy sites would have", heading, cells_of_rows, notes, _HOW)
+
+
+def _printed(table: OwnTable) -> FittingTable:
+    """The table for a terminal."""
+    printed = FittingTable(file="results.csv", title=table.title, caption="\n".join(table.notes))
+    for name in table.heading[:3]:
+        printed.add_column(name, overflow="fold")
+    for name in table.heading[3:-1]:
+        printed.add_numbers(name)
+    printed.add_column(table.heading[-1], justify="right")
+    for row in table.rows:
+        printed.add_row(*row)
+    return printed
 
 
 def _short(name: str) -> str:
     return "step " if name == "step_size" else "" if name == "method" else f"{name.replace('_', ' ')} "
 
 
-def _draw(finished: Finished, rows: Sequence[Best]) -> Path:
+def _picture(finished: Finished, rows: Sequence[Best]) -> Picture:
     """Mean and worst site's accuracy against epsilon; what has no noise is a level."""
-    folder = finished.run.path
-    figure = new_figure(10.4, 4.2, run_title(folder / "config.json"))
-    all_axes, handles, styles = figure.subplots(1, 2, sharey=True), {}, line_styles(_HOW.values())
-    budgets = sorted({row.budget for row in rows if row.budget is not None})
-    for axes, panel in zip(all_axes, _PANELS, strict=True):
+    budgets = sorted({float(f"{row.budget:.3g}") for row in rows if row.budget is not None})
+    x_label = epsilon_label(row.result["privacy"] for row in rows if not row.baseline)
+    plots = []
+    for metric, label in _HEIGHTS.items():
+        marks = list[Mark]()
         for baseline, how in _HOW.items():
             own = [row for row in rows if row.baseline == baseline]
-            values = [row.result[panel.metric] for row in own]
-            heights = [value["mean"] for value in values]
-            if not own:
-                continue
-            if own[0].budget is None:
-                handles[how] = axes.axhline(heights[0], linewidth=1.8, **styles[how])
-                continue
-            spread = [value["std"] or 0.0 for value in values]
-            x = [row.budget for row in own]
-            handles[how] = draw_points(axes, x, heights, spread, styles[how])
-        style_axes(axes, panel, "privacy budget ε of every site")
-        if budgets:
-            axes.set_xscale("log")
-            ticks_at(axes, [float(f"{budget:.3g}") for budget in budgets])
+            spreads = [row.result[metric] for row in own]
+            x = [row.budget for row in own if row.budget is not None]
+            if own:
+                marks.append(points_mark(how, x, spreads) if x else Mark(how, (), [spreads[0]["mean"]]))
+        plots.append(Plot(label, x_label, marks, is_accuracy=True, log="x", ticks=budgets))
     notes = ["best step of each; mean and standard deviation over seeds"]
-    legend_below(figure, handles, notes)
-    return save_figure(figure, folder / "plots" / "plan.png")
+    return Picture("plan", run_title(finished.run.path / "config.json"), plots, notes)

@@ -220,7 +220,8 @@ class Budget:
     node_epsilons: tuple[float, ...] | str = affects_statements_only(())
     """Personalized privacy, in place of target_epsilon: a budget for each node, or a FILE.csv with a site's name and
     its budget in each row (docs/own_data.md). Budgets are public, and the noise of the smallest reaches every node."""
-    node_noise: tuple[float, ...] = ()
+    # Shared noise needs the nodes' scales to find what it leaves to an observer.
+    node_noise: tuple[float, ...] = traced((), constant_where=lambda options: options["trust"] == "pairs")
     """Standard deviation of each node's noise, in place of noise_std. By default the least that meets each node's
     budget, with node_epsilons or where numbers of samples differ by more than one."""
     dp_delta: float = affects_statements_only(1e-5)
@@ -289,9 +290,9 @@ class Configuration:
 
     def algorithm(self) -> Algorithm:
         """The algorithm, once noise, iterations and step size are numbers."""
-        learning, noise, method = self.learning, self.budget.noise_std, METHODS[self.learning.method]
-        if self.budget.node_noise:
-            noise = np.asarray(self.budget.node_noise)
+        learning, method = self.learning, METHODS[self.learning.method]
+        noise = self.budget.node_noise if len(self.budget.node_noise) else self.budget.noise_std
+        noise = np.asarray(noise) if isinstance(noise, tuple) else noise  # under trace an array already
         assert not isinstance(noise, str)
         silent = isinstance(noise, int | float) and not noise  # zeros cost as much as noise
         graph = self.topology.build(self.clients.nodes)

@@ -126,7 +126,8 @@ def d_psgd(
         aggregate: what a node makes of its own and its neighbors' x in place of their sum by W:
             `jaxfl.algorithms.clipped_gossip(1.0)`, or a robust mean such as `trimmed_mean(1)`, where they weigh alike
             and the mean of the nodes moves. It takes one exchange a round, and no noise that pairs share.
-        attack: what some nodes send in place of x, such as `jaxfl.algorithms.sign_flip([0, 3])`.
+        attack: what some nodes send in place of x, such as `jaxfl.algorithms.sign_flip([0, 3])`, or `sign_flip(2)`, which
+            draws them.
         activation: nodes that sleep in some rounds, such as `jaxfl.algorithms.random_activation(0.5)`, which lowers no
             epsilon. Where W is symmetric the mean of the nodes then moves by the steps of those that are awake only.
             None: all are awake. Not with a gradient table, noise that pairs share, a robust mean or attackers.
@@ -163,7 +164,7 @@ def d_psgd(
     require_kept_sum(noise, graph.num_nodes, is_linear=optimizer is None, loses_sum=loses_sum)
     estimator = mini_batch() if gradient is None else gradient
     check_activation(activation, estimator, noise, graph.num_nodes)
-    attack = None if attack is None or len(attack.attackers) == 0 else attack
+    attack = None if attack is None or attack.num_attackers == 0 else attack
     if aggregate is None and attack is None:
         way = exchange(
             graph, links, num_mixings=num_mixings, num_final_mixings=num_final_mixings, activation=activation

@@ -29,7 +29,7 @@ from jaxfl.algorithms.clients.robust import Aggregate, Attack
 from jaxfl.algorithms.exchange import Exchange, exchange, message_bits
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, PLAIN
-from jaxfl.core import ArgumentError, Array, Purpose, check, node_keys, purpose_key
+from jaxfl.core import ArgumentError, Array, check
 from jaxfl.core.algorithm import at_round
 from jaxfl.core.info import Discarded
 from jaxfl.core.tree import flattener, number_type, root
@@ -52,7 +52,7 @@ class Draws(NamedTuple):
     """The random numbers of one round's messages."""
 
     links: LinkDraws
-    attack: Array | None  # (n,), typed keys of what attackers send; None where they draw nothing
+    attack: AttackDraws | None  # None without attackers
 
 
 def clipped_gossip(radius: float | np.ndarray | Array | Callable[[Array], Array]) -> ClippedGossip:
@@ -87,18 +87,20 @@ def robust_exchange(
     links, num_nodes, aggregate = links or PLAIN, graph.num_nodes, aggregate or ClippedGossip(None)
     plain = exchange(graph, links)
     if attack is not None:
-        check.below(num_nodes, attackers=attack.attackers)
+        attack.check(num_nodes)
     if isinstance(aggregate, ClippedGossip):
         check.per_node(num_nodes, radius=aggregate.radius)
+    elif aggregate.keeps:
+        requirement = "must be one that keeps nothing between rounds, over a graph"
+        raise ArgumentError("aggregate", requirement, "got centered_clipping", "Pass clipped_gossip(...).")
     elif (fewest := int(graph.in_degree.min()) + 1) < aggregate.least:
         requirement = f"must take {fewest} messages, those of the node with the fewest neighbors and its own"
         remedy = "Pass a graph of more neighbors, or clipped_gossip(1.0)."
         raise ArgumentError("aggregate", requirement, f"got one that needs {aggregate.least}", remedy)
 
     def draw(key, round_index):
-        draws_keys = attack is not None and attack.draws
-        keys = node_keys(purpose_key(key, Purpose.ATTACK, round_index), num_nodes) if draws_keys else None
-        return Draws(plain.draw(key, round_index), keys)
+        of_attack = None if attack is None else attack.draw(key, round_index, num_nodes)
+        return Draws(plain.draw(key, round_index), of_attack)
 
     def joined(own, sent, arrived, place):
         """What each node makes of its own value and of those that arrive, (n, d), and where it has too few."""
@@ -125,10 +127,9 @@ def robust_exchange(
         own, arrived = flatten(messages).astype(number_type(tree)), draws.links.arrived
         sent, everywhere = own, jnp.ones((num_nodes, num_nodes), bool)
         if attack is not None:
-            hostile = jnp.isin(jnp.arange(num_nodes, dtype=jnp.int32), attack.attackers)
-            normal = None
-            if draws.attack is not None:
-                normal = jax.vmap(lambda key: jax.random.normal(key, own.shape[1:], own.dtype))(draws.attack)
+            hostile, normal = jnp.isin(jnp.arange(num_nodes, dtype=jnp.int32), draws.attack.attackers), None
+            if draws.attack.keys is not None:
+                normal = jax.vmap(lambda key: jax.random.normal(key, own.shape[1:], own.dtype))(draws.attack.keys)
             sent = jnp.where(hostile[:, None], attack.act(own, ~hostile, normal).astype(own.dtype), own)
         mixture, is_void, is_finite = joined(own, sent, everywhere if arrived is None else arrived, round_index)
         numbers |= {"void_rounds": is_void.astype(jnp.int32)}
@@ -160,4 +161,4 @@ def _combined(
     here = jnp.append(present, True)
     values = jnp.where(here[:, None], jnp.append(sent[senders], own[None], axis=0), 0)
     is_void = here.sum(dtype=jnp.int32) < aggregate.least
-    return jnp.where(is_void, own, aggregate.combine(values, here)), is_void
+    return jnp.where(is_void, own, aggregate.combine(values, here, None)), is_void

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxfl.analysis.final_plot import ladder, series
+from jaxfl.analysis.pictures import Mark, Plot, draw_plot, styles_in
 from jaxfl.analysis.plots import (
     X_AXES,
     Panel,
     draw_curves,
-    draw_points,
+    epsilon_label,
     read_lines,
-    style_axes,
-    ticks_at,
 )
 from jaxfl.analysis.styles import GREY, line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv, varying
-from jaxfl.privacy.statements import RELATIONS, rounded_up
+from jaxfl.privacy.statements import grounds, rounded_up, with_epsilon
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,19 +43,41 @@ METRICS = {  # entry of summary.json -> heading
 }
 _COSTS = {"bits_sent": "bits sent", "simulated_seconds": "simulated seconds", "joules": "joules"}
 MOST_COLORED = 14  # cases; further ones are grey
+_FEWEST_STEPS = 3  # of a ladder
 _MOST_TICKS = 6  # that fit side by side
+_MOST_DECIMALS = 4  # of costs
+_MOST_SPAN = 100.0  # largest over smallest mean of a column with equal decimals
 FEWEST_SORTED = 5  # cases, as in the closing table of a run
+
+
+class OwnTable(NamedTuple):
+    """The closing table of an experiment that has its own: on the screen, in summary.json, and in front of a page."""
+
+    title: str
+    heading: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]  # what rows, columns and signs mean
+    baselines: Mapping[str, str]  # baseline, "" for none -> its name in the table
 
 
 class Shown(NamedTuple):
     """A case of a run, as the page shows it."""
 
     label: str  # unique on the page
-    run: Mapping[str, str]  # the name of its run, where there are several
+    settings: Mapping[str, Any]  # what varies: its run, where there are several, and its options
     row: Mapping[str, Any]  # of summary.json
     options: Mapping[str, Any]  # its whole configuration
     lines: Lines  # its measurements
     sites: Sequence[Mapping[str, str]]  # its rows of sites.csv
+
+
+class Column(NamedTuple):
+    """A column of the table of results, a text for each case."""
+
+    heading: str
+    texts: Sequence[str]  # each number with its own digits and unit
+    numbers: Sequence[str] = ()  # the same with equal decimals; empty for words
+    unit: str = ""  # of `numbers`
 
 
 class Chart(NamedTuple):
@@ -63,6 +86,7 @@ class Chart(NamedTuple):
     name: str  # of a file, without its format
     title: str
     draw: Callable[[Axes], dict[str, Any]]  # returns label -> what a legend shows
+    has_own_lines: bool = False  # that are no cases
 
 
 def shown_cases(folders: Sequence[Path]) -> list[Shown]:
@@ -92,13 +116,26 @@ def _of_run(folder: Path, several_runs: bool) -> list[Shown]:
         cases[winner["case"]]["privacy"] = winner["privacy"] + cases[winner["case"]]["privacy"]
     config = dict(read_json(folder / "config.json").get("config", {}))
     changes, _ = config.pop("cases", {}), config.pop("settled", None)
-    table = folder / "sites.csv"
-    sites = read_csv(table) if table.exists() else []
-    lines = read_lines(folder).by_case()
+    of_sites = folder / "sites.csv"
+    sites = read_csv(of_sites) if of_sites.exists() else []
+    lines, table = read_lines(folder).by_case(), own_table(folder)
+    words = {} if table is None else table.baselines
+
+    def settings(row: Mapping[str, Any]) -> dict[str, Any]:
+        own = {**({"run": folder.name} if several_runs else {}), **row.get("settings", {})}
+        if words:
+            own["how"] = words[own.pop("baseline", "")]
+        return own
+
+    def label(name: str) -> str:
+        first, _, last = name.rpartition(", ")  # the name of a baseline stands last
+        name = ", ".join(filter(None, (first, words.get(last, last))))
+        return f"{folder.name}: {name}" if several_runs else name
+
     return [
         Shown(
-            label=f"{folder.name}: {name}" if several_runs else name,
-            run={"run": folder.name} if several_runs else {},
+            label=label(name),
+            settings=settings(row),
             row=row,
             options={**config, **{k: v for k, v in changes.get(name, {}).items() if k != "seeds"}},
             lines=lines.get(name, Lines()),
@@ -106,6 +143,12 @@ def _of_run(folder: Path, several_runs: bool) -> list[Shown]:
         )
         for name, row in cases.items()
     ]
+
+
+def own_table(folder: Path) -> OwnTable | None:
+    """The table that the run's experiment printed in place of the frame's."""
+    table = read_json(folder / "summary.json").get("table")
+    return None if table is None else OwnTable(**table)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -148,34 +191,91 @@ def _cost(one: Shown, name: str) -> float | None:
 
 def _stated(one: Shown) -> Mapping[str, Any] | None:
     """The first statement of a case that has an epsilon."""
-    return next((stated for stated in one.row.get("privacy", []) if stated["dp_epsilon"] is not None), None)
+    return with_epsilon(one.row.get("privacy", []))
 
 
-def _epsilon_text(one: Shown) -> str:
-    stated = _stated(one)
-    return "none" if stated is None else f"{rounded_up(stated['dp_epsilon'], 4)} {stated['bound']}"
+def grounds_of(shown: Sequence[Shown]) -> str:
+    """The bounds, observers and relations of the cases' epsilons; empty without one."""
+    return grounds(one.row.get("privacy", []) for one in shown)
 
 
-def results(shown: Sequence[Shown]) -> tuple[list[str], list[list[str]]]:
-    """Heading and a row for each case: the options that vary, else its name; epsilon, metrics, costs, status."""
+def results(shown: Sequence[Shown]) -> list[Column]:
+    """The options that vary, else the case's name; epsilon, metrics, costs, status."""
     from matplotlib.ticker import EngFormatter
 
-    metrics = [name for name in METRICS if any(one.row.get(name) for one in shown)]
-    costs = [name for name in _COSTS if any(_cost(one, name) for one in shown)]
     short = EngFormatter(places=2, sep=" ")
-    options, names = varying({one.label: {**one.run, **one.row.get("settings", {})} for one in shown})
-    heading = [*options, "ε", *(METRICS[name] for name in metrics), *(_COSTS[name] for name in costs), "status"]
-    rows = [
-        [
-            *names[one.label],
-            _epsilon_text(one),
-            *(_spread(name, one.row.get(name)) for name in metrics),
-            *("–" if (cost := _cost(one, name)) is None else short(cost) for name in costs),
-            ", ".join(dict.fromkeys(one.row.get("status", []))),
-        ]
-        for one in shown
-    ]
-    return heading, rows
+    options, names = varying({one.label: one.settings for one in shown})
+    columns = [Column(name, [names[one.label][place] for one in shown]) for place, name in enumerate(options)]
+    stated = [_stated(one) for one in shown]
+    epsilons = ["–" if one is None else rounded_up(one["dp_epsilon"], 4) for one in stated]
+    texts = ["none" if one is None else f"{text} {one['bound']}" for one, text in zip(stated, epsilons, strict=True)]
+    bounds = {one["bound"] for one in stated if one is not None}
+    columns.append(Column("ε", texts, _padded(epsilons) if len(bounds) == 1 else ()))
+    for name in METRICS:
+        values = [one.row.get(name) for one in shown]
+        if any(values):
+            unit = "%" if "accuracy" in name else ""
+            columns.append(
+                Column(METRICS[name], [_spread(name, each) for each in values], _aligned(values, unit), unit)
+            )
+    for name in _COSTS:
+        costs = [_cost(one, name) for one in shown]
+        if any(costs):
+            texts = ["–" if cost is None else short(cost) for cost in costs]
+            columns.append(Column(_COSTS[name], texts, *_in_one_unit(costs)))
+    statuses = [", ".join(dict.fromkeys(one.row.get("status", []))) for one in shown]
+    return [*columns, Column("status", statuses)]
+
+
+def _padded(texts: Sequence[str]) -> list[str]:
+    """Numbers with as many decimals as the one that has most."""
+    decimals = max(len(text.partition(".")[2]) for text in texts)
+    return [text if text == "–" else f"{float(text):.{decimals}f}" for text in texts]
+
+
+def _aligned(values: Sequence[Mapping[str, Any] | None], unit: str) -> list[str]:
+    """Means and deviations with equal decimals: two digits of the largest deviation, else three of the largest mean.
+
+    No texts where means span so much that small ones would vanish.
+
+    Examples:
+        >>> spreads = [{"mean": 0.9123, "std": 0.0412}, {"mean": 0.5, "std": 0.0004}, None]
+        >>> _aligned(spreads, "%")
+        ['91.2 ± 4.1', '50.0 ± 0.0', '–']
+    """
+    scale = 100 if unit == "%" else 1
+    known = [value for value in values if value is not None and value["mean"] is not None]
+    sizes = [abs(value["mean"]) for value in known if value["mean"]]
+    if not sizes or max(sizes) > _MOST_SPAN * min(sizes):
+        return []
+    deviations = [value["std"] for value in known if value["std"]]
+    decimals = (1 if deviations else 2) - math.floor(math.log10(scale * max(deviations or sizes)))
+
+    def text(number: float) -> str:
+        return f"{scale * number:.{max(0, decimals)}f}"
+
+    def cell(value: Mapping[str, Any] | None) -> str:
+        if value is None or value["mean"] is None:
+            return "–"
+        return " ± ".join(text(value[part]) for part in ("mean", "std") if value[part] is not None)
+
+    return [cell(value) for value in values]
+
+
+def _in_one_unit(costs: Sequence[float | None]) -> tuple[list[str], str]:
+    """Costs in the unit of the largest, with three digits of the smallest, and the unit's letter; none as `_aligned`.
+
+    Examples:
+        >>> _in_one_unit([54_570_000.0, 1_200_000.0, None])
+        (['54.57', '1.20', '–'], 'M')
+    """
+    known = [cost for cost in costs if cost]
+    if max(known) > _MOST_SPAN * min(known):
+        return [], ""
+    power = min(max(3 * math.floor(math.log10(max(known)) / 3), -9), 12)
+    decimals = min(max(2 - math.floor(math.log10(min(known) / 10.0**power)), 0), _MOST_DECIMALS)
+    texts = ["–" if cost is None else f"{cost / 10.0**power:.{decimals}f}" for cost in costs]
+    return texts, ("n", "µ", "m", "", "k", "M", "G", "T")[power // 3 + 3]
 
 
 def styles_of(shown: Sequence[Shown]) -> dict[str, dict[str, Any]]:
@@ -184,7 +284,7 @@ def styles_of(shown: Sequence[Shown]) -> dict[str, dict[str, Any]]:
 
 
 def charts(shown: Sequence[Shown]) -> list[Chart]:
-    """Metrics against rounds, the first one against costs, too, and final values against epsilon."""
+    """Metrics against rounds, the first one against costs, too, and final values against epsilon and step size."""
     panels = [panel for panel in PANELS if any(len(one.lines.having(panel.metric)) for one in shown)]
     drawn = [(panel, "rounds") for panel in panels]
     for cost in ("bits", "seconds", "joules"):
@@ -194,6 +294,9 @@ def charts(shown: Sequence[Shown]) -> list[Chart]:
     epsilons = [stated["dp_epsilon"] for one in shown if (stated := _stated(one)) is not None]
     if panels and epsilons and max(epsilons) > 1.01 * min(epsilons):
         pictures.append(_against_epsilon(shown, panels[0]))
+    steps = {one.label: one.settings for one in shown if isinstance(one.settings.get("step_size"), int | float)}
+    if panels and steps and max(map(len, series(steps, "step_size").values())) >= _FEWEST_STEPS:
+        pictures.append(_against_step(shown, panels[0], steps))
     return pictures
 
 
@@ -207,29 +310,35 @@ def _against(shown: Sequence[Shown], panel: Panel, x: str) -> Chart:
     return Chart(f"{panel.metric}_{x}", f"{panel.label} against {axis.label}", draw)
 
 
+def _finals(one: Shown, metric: str) -> list[float]:
+    """A metric at the end, of the seeds that have one."""
+    return [value for value in (one.row.get(metric) or {}).get("per_seed", []) if value is not None]
+
+
+def _against_step(shown: Sequence[Shown], panel: Panel, steps: Mapping[str, Mapping[str, Any]]) -> Chart:
+    """The final metric on a ladder of step sizes, a line for each of the cases that differ in nothing else."""
+    values = {one.label: _finals(one, panel.metric) for one in shown}
+    plot = ladder(steps, "step_size", panel, "step size", values.__getitem__)
+    title = f"{panel.label} against step size"
+    return Chart(f"{panel.metric}_step_size", title, lambda axes: draw_plot(axes, plot, styles_in([plot])), True)
+
+
 def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
-    """Draw the final metric of each case that has an epsilon."""
-    styles = styles_of(shown)
+    """The final metric of each case that has an epsilon."""
+    marks, places = list[Mark](), set[float]()
+    for one in shown:
+        stated, values = _stated(one), _finals(one, panel.metric)
+        if stated is not None and values:
+            epsilon, mean = stated["dp_epsilon"], float(np.mean(values))
+            marks.append(Mark(one.label, [epsilon], [mean], [min(values)], [max(values)], is_points=True))
+            places.add(float(f"{epsilon:.3g}"))
+    label = epsilon_label(one.row.get("privacy", []) for one in shown)
+    log = "x" if places and min(places) > 0 and max(places) / min(places) > 8 else ""
+    ticks = sorted(places) if len(places) <= _MOST_TICKS else ()
+    plot, styles = Plot(panel.label, label, marks, panel.is_accuracy, log=log, ticks=ticks), styles_of(shown)
 
     def draw(axes: Axes) -> dict[str, Any]:
-        handles, grounds, places = {}, dict[str, None](), list[float]()
-        for one in shown:
-            stated, ends = _stated(one), one.row.get(panel.metric)
-            values = [value for value in (ends or {}).get("per_seed", []) if value is not None]
-            if stated is not None and values:
-                mean = float(np.mean(values))
-                spread = [[mean - min(values)], [max(values) - mean]]
-                style = styles.get(one.label, {"color": GREY})
-                handles[one.label] = draw_points(axes, [stated["dp_epsilon"]], [mean], spread, style, joined=False)
-                places.append(stated["dp_epsilon"])
-                relation = stated["neighboring_relation"]
-                grounds[f"{stated['bound']}, {RELATIONS.get(relation, relation)}"] = None
-        style_axes(axes, panel, f"ε ({' or '.join(grounds)})")
-        if axes.dataLim.x0 > 0 and axes.dataLim.x1 / axes.dataLim.x0 > 8:
-            axes.set_xscale("log")
-        places = sorted({float(f"{point:.3g}") for point in places})
-        if len(places) <= _MOST_TICKS:
-            ticks_at(axes, places)
+        handles = draw_plot(axes, plot, {mark.name: {"color": GREY} for mark in marks} | styles)
         return {name: handles[name] for name in styles if name in handles}
 
     return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw)

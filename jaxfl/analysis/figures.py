@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfl.analysis.cases import charts, results, shown_cases
+from jaxfl.analysis.cases import Column, Shown, charts, grounds_of, own_table, read_json, results, shown_cases
+from jaxfl.analysis.final_plot import final_figures
+from jaxfl.analysis.pictures import figures_of
 from jaxfl.analysis.plots import legend_below, new_figure, save_figure
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.outputs import drop_link
@@ -22,11 +24,14 @@ _ESCAPES |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\texta
 _ESCAPES |= {"<": "$<$", ">": "$>$", "±": r"$\pm$", "–": "--", "×": r"$\times$", "µ": r"$\mu$", "·": r"$\cdot$"}
 _GREEK = {"ε": "varepsilon", "δ": "delta", "τ": "tau", "κ": "kappa", "σ": "sigma", "γ": "gamma", "λ": "lambda"}
 _ESCAPES |= {letter: f"$\\{name}$" for letter, name in _GREEK.items()} | {"≤": r"$\le$", "≥": r"$\ge$", "²": "$^2$"}
-_SPREAD = re.compile(r"(-?[\d.]+(?:e[+-]\d+)?)(?: ± ([\d.]+(?:e[+-]\d+)?))?( %)?")
+_SPREAD = re.compile(r"(-?[\d.]+(?:e[+-]\d+)?)(?:\s±\s([\d.]+(?:e[+-]\d+)?))?( %)?")
+_NOTHING = ("–", "-", "")
 
 
 def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.PathLike[str], form: str) -> list[Path]:
-    r"""Write the charts of a report as pictures one column wide, and results.tex, a table of LaTeX without packages.
+    r"""Write the pictures of runs in a format, and results.tex, a table of LaTeX without packages.
+
+    The charts of a report are one column wide. The pictures of a run keep their width.
 
     Args:
         run_dirs: run directories, at least one; their cases stand in the same pictures.
@@ -60,18 +65,54 @@ def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.P
             figure = new_figure(_WIDTH, _HEIGHT)
             axes = figure.add_subplot()
             handles = chart.draw(axes)
+            axes.set_ylabel(axes.get_ylabel().replace(", ", ",\n"))  # a column is low
             legend_below(figure, handles if len(shown) > 1 else {}, num_columns=2)
             paths.append(save_figure(figure, folder / f"{chart.name}.{form}", dpi=_DPI))
-    table = folder / "results.tex"
-    drop_link(table).write_text(latex_table(*results(shown)), encoding="utf-8")
-    return [*paths, table]
+    for run_dir in map(Path, run_dirs):
+        cases = read_json(run_dir / "summary.json")["cases"]
+        settings = {name: row.get("settings", {}) for name, row in cases.items()}
+        compared = {name: own for name, own in settings.items() if not own.get("baseline")}
+        prefix = f"{run_dir.name}_" if len(run_dirs) > 1 else ""
+        for name, figure in {**final_figures(run_dir, compared), **figures_of(run_dir)}.items():
+            paths.append(save_figure(figure, folder / f"{prefix}{name}.{form}"))
+    own = own_table(Path(run_dirs[0])) if len(run_dirs) == 1 else None
+    text = _of_results(shown) if own is None else latex_table(own.heading, own.rows, [own.title, *own.notes])
+    drop_link(folder / "results.tex").write_text(text, encoding="utf-8")
+    return [*paths, folder / "results.tex"]
 
 
-def latex_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    r"""A tabular environment, with rules by `\hline`.
+def _of_results(shown: Sequence[Shown]) -> str:
+    """The table of the cases: columns of what varies, each once; the caption has all else, and what numbers mean."""
+    columns, kept, same, again = results(shown), list[Column](), list[str](), list[str]()
+    for one in columns:
+        twin = next((other for other in kept if _cells(other) == _cells(one)), None)
+        if len({*one.texts}) == 1 and len(shown) > 1:
+            same.append(f"{one.heading} {one.texts[0]}")
+        elif twin is not None:
+            again.append(f"{one.heading}: as {twin.heading}")
+        else:
+            kept.append(one)
+    seeds = sorted({len(one.row.get("status", [])) for one in shown})
+    over = " to ".join(dict.fromkeys((str(seeds[0]), str(seeds[-1]))))
+    notes = [f"Mean ± standard deviation over {over} seeds" if seeds[-1] > 1 else "One seed"]
+    notes += [f"ε: {grounds}, largest over nodes" for grounds in [grounds_of(shown)] if grounds]
+    notes += [f"The same in all rows: {', '.join(same)}"] if same else []
+    heading = [f"{one.heading} ({one.unit})" if one.unit else one.heading for one in kept]
+    return latex_table(heading, list(zip(*map(_cells, kept), strict=True)), [*notes, *again])
+
+
+def _cells(column: Column) -> list[str]:
+    return [*(column.numbers or column.texts)]
+
+
+def latex_table(heading: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str]) -> str:
+    r"""A table environment with rules by `\hline`, and a sentence of the caption for each note.
 
     Examples:
-        >>> print(latex_table(["method", "accuracy"], [["A_1", "91.0 ± 1.4 %"]]))
+        >>> print(latex_table(["method", "accuracy"], [["A_1", "91.0 ± 1.4 %"]], ["three seeds"]))
+        \begin{table}
+        \caption{Three seeds.}
+        \centering
         \begin{tabular}{lr}
         \hline
         method & accuracy \\
@@ -79,20 +120,28 @@ def latex_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         A\_1 & $91.0 \pm 1.4$\,\% \\
         \hline
         \end{tabular}
+        \end{table}
         <BLANKLINE>
     """
     texts = [" & ".join(map(_cell, row)) + r" \\" for row in (heading, *rows)]
-    are_numbers = [all(_SPREAD.fullmatch(row[at]) for row in rows) for at in range(len(heading))]
+    are_numbers = [all(row[at] in _NOTHING or _SPREAD.fullmatch(row[at]) for row in rows) for at in range(len(heading))]
     columns = "".join("lr"[each] for each in are_numbers)
-    lines = [f"\\begin{{tabular}}{{{columns}}}", r"\hline", texts[0], r"\hline", *texts[1:], r"\hline"]
-    return "\n".join([*lines, r"\end{tabular}", ""])
+    caption = " ".join(f"{text[0].upper() if text[0].isascii() else text[0]}{text[1:]}." for text in notes)
+    lines = [r"\begin{table}", rf"\caption{{{_words(caption)}}}", r"\centering"]
+    lines += [f"\\begin{{tabular}}{{{columns}}}", r"\hline", texts[0], r"\hline", *texts[1:], r"\hline"]
+    return "\n".join([*lines, r"\end{tabular}", r"\end{table}", ""])
+
+
+def _words(text: str) -> str:
+    """Text with the letters escaped that LaTeX takes for commands, or does not know."""
+    return "".join(_ESCAPES.get(letter, letter) for letter in text)
 
 
 def _cell(text: str) -> str:
     """A cell as LaTeX: a number in mathematics, with its deviation; other text escaped."""
     number = _SPREAD.fullmatch(text)
     if number is None:
-        return "".join(_ESCAPES.get(letter, letter) for letter in text)
+        return "--" if text == "-" else _words(text)
     mean, deviation, percent = number.groups()
     spread = "" if deviation is None else rf" \pm {deviation}"
     return f"${mean}{spread}$" + (r"\,\%" if percent else "")

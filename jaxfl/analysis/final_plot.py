@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxfl.analysis.pictures import Mark, Picture, Plot, curve_mark, draw_picture
 from jaxfl.analysis.plots import (
     Panel,
-    draw_curve,
-    draw_points,
-    legend_below,
+    epsilon_label,
     new_figure,
     privacy_notes,
     read_lines,
     run_title,
     save_figure,
     seeds_curve,
+    statements_of,
     style_axes,
-    ticks_at,
     wrapped_notes,
 )
-from jaxfl.analysis.styles import line_styles
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.cm import ScalarMappable
     from matplotlib.figure import Figure
 
@@ -49,6 +47,8 @@ _LABEL = {
     "noise_std": "noise {:g}",
     "target_epsilon": "ε = {:g}",
     "bound": "{} bound",
+    "baseline": "{}",
+    "how": "{}",
 }
 _PANELS = (
     Panel("test_loss", "test loss at the end"),  # a training loss is a mean over rounds, not that of the end
@@ -65,31 +65,36 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 
 def plot_final(run_dir: str | os.PathLike[str], settings: Settings) -> list[Path]:
-    """Draw final loss and accuracy against the numbers in which the cases differ, into `<run_dir>/plots`.
+    """Draw the figures of `final_figures` into `<run_dir>/plots`; returns their paths."""
+    figures = final_figures(Path(run_dir), settings)
+    return [save_figure(figure, Path(run_dir) / "plots" / f"{name}.png") for name, figure in figures.items()]
+
+
+def final_figures(run_dir: Path, settings: Settings) -> dict[str, Figure]:
+    """Draw final loss and accuracy against the numbers in which the cases differ.
 
     Args:
         run_dir: a run directory whose run has ended.
         settings: case -> its values of the options that vary.
 
     Returns:
-        plots/heat_map.png where exactly two numbers vary and every pair of their values ran; else plots/final.png where
-        some series of a number has three points or more; else plots/scatter.png where two numbers or more have five
-        values each, as sampled numbers have. Also plots/speedup.png (test loss and accuracy against iterations times
-        nodes) where the cases differ in their number of nodes. Diverged runs are left out, and counted in the caption.
+        heat_map where exactly two numbers vary and every pair of their values ran; else final where some series of a
+        number has three points or more; else scatter where two numbers or more have five values each, as sampled
+        numbers have. Also speedup (test loss and accuracy against iterations times nodes) where the cases differ in
+        their number of nodes. Diverged runs are left out, and counted in the caption.
     """
-    run_dir = Path(run_dir)
     lines = read_lines(run_dir)
-    pictures = []
+    figures = {}
     axis, pair = _horizontal(settings), _pair(settings)
     if pair is not None:
-        pictures.append(_draw_heat_map(run_dir, lines, settings, *pair))
+        figures["heat_map"] = _draw_heat_map(run_dir, lines, settings, *pair)
     elif axis is not None and max(map(len, series(settings, axis).values())) >= 3:
-        pictures.append(_draw_final(run_dir, lines, settings, axis))
+        figures["final"] = _draw_final(run_dir, lines, settings, axis)
     elif len(sampled := [name for name, values in _numbers(settings).items() if len(values) >= _SCATTERED]) > 1:
-        pictures.append(_draw_scatter(run_dir, lines, settings, sampled))
+        figures["scatter"] = _draw_scatter(run_dir, lines, settings, sampled)
     if len({row.get("nodes") for row in settings.values()}) > 1:
-        pictures.append(_draw_speedup(run_dir, lines, settings))
-    return pictures
+        figures["speedup"] = _draw_speedup(run_dir, lines, settings)
+    return figures
 
 
 def _numbers(settings: Settings) -> dict[str, list[Any]]:
@@ -163,30 +168,33 @@ def _values(ends: Mapping[tuple[str, int], Mapping[str, Any]], case: str, metric
     return np.array([value for value in values if value is not None], dtype=np.float64)
 
 
-def _draw_final(run_dir: Path, lines: Lines, settings: Settings, axis: str) -> Path:
-    """One line for each series, with a bar from the smallest to the largest seed."""
-    groups = series(settings, axis)
-    styles = line_styles(groups)
-    figure, all_axes, foot = _figure(run_dir)
+def ladder(settings: Settings, axis: str, panel: Panel, x_label: str, values: Callable[[str], Any]) -> Plot:
+    """A line for each series against a number, with a bar from the smallest to the largest seed.
+
+    `values` gives a case's final values of the panel's metric, (seeds,); a case without any is left out.
+    """
+    marks = []
+    for label, cases in series(settings, axis).items():
+        known = {name: own for name in cases if len(own := values(name))}
+        points = sorted((float(settings[name][axis]), float(np.mean(v)), min(v), max(v)) for name, v in known.items())
+        if points:
+            marks.append(Mark(label, *np.array(points, np.float64).T.tolist(), is_points=True))
+    places = sorted({float(row[axis]) for row in settings.values()})
+    is_log = (axis in ("iterations", "noise_std") and places[0] > 0) or _is_log(places)
+    ticks = places if is_log and len(places) <= _MOST_TICKS else []
+    return Plot(panel.label, x_label, marks, panel.is_accuracy, log="x" if is_log else "", ticks=ticks)
+
+
+def _draw_final(run_dir: Path, lines: Lines, settings: Settings, axis: str) -> Figure:
+    """Loss and accuracy against a number."""
     ends, num_diverged = _ends(run_dir, lines)
-    handles: dict[str, Any] = {}
-    for axes, panel in zip(all_axes, _PANELS, strict=True):
-        for label, cases in groups.items():
-            known = {name: own for name in cases if (own := _values(ends, name, panel.metric)).size}
-            points = sorted((float(settings[name][axis]), v.mean(), v.min(), v.max()) for name, v in known.items())
-            x, mean, low, high = np.reshape(points, (-1, 4)).T
-            handles[label] = draw_points(axes, x, mean, [mean - low, high - mean], styles[label])
-        style_axes(axes, panel, _axis_label(axis))
-        ticks = sorted({float(row[axis]) for row in settings.values()})
-        if (axis in ("iterations", "noise_std") and ticks[0] > 0) or _is_log(ticks):
-            axes.set_xscale("log")
-            if len(ticks) <= _MOST_TICKS:
-                ticks_at(axes, ticks)
-    notes = [*foot, *_omissions(num_diverged), "mean over seeds; bar: smallest to largest seed"]
-    return _save(figure, run_dir, "final.png", handles, notes)
+    label = _axis_label(run_dir, axis)
+    plots = [ladder(settings, axis, panel, label, partial(_values, ends, metric=panel.metric)) for panel in _PANELS]
+    notes = [*privacy_notes(run_dir), *_omissions(num_diverged), "mean over seeds; bar: smallest to largest seed"]
+    return draw_picture(Picture("final", run_title(run_dir / "config.json"), plots, notes, shares_y=False))
 
 
-def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: str) -> Path:
+def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: str) -> Figure:
     """One cell, the mean over seeds, for each pair of values; a row of loss and accuracy for each series."""
     groups = series(settings, x, y)
     ends, num_diverged = _ends(run_dir, lines)
@@ -208,15 +216,15 @@ def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: s
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
             axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
             axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
-            axes.set_xlabel(_axis_label(x))
-            axes.set_ylabel(_axis_label(y))
+            axes.set_xlabel(_axis_label(run_dir, x))
+            axes.set_ylabel(_axis_label(run_dir, y))
             axes.set_title(panel.label if len(groups) == 1 else f"{label}: {panel.label}", fontsize=10)
         figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
     figure.supxlabel("\n".join(foot), fontsize=8)
-    return save_figure(figure, run_dir / "plots" / "heat_map.png")
+    return figure
 
 
-def _draw_scatter(run_dir: Path, lines: Lines, settings: Settings, names: Sequence[str]) -> Path:
+def _draw_scatter(run_dir: Path, lines: Lines, settings: Settings, names: Sequence[str]) -> Figure:
     """One point for each case, colored by the mean over seeds; a row of panels for each series and pair of numbers."""
     ends, num_diverged = _ends(run_dir, lines)
     rows = list(itertools.product(series(settings, *names).items(), itertools.combinations(names, 2)))
@@ -239,13 +247,17 @@ def _draw_scatter(run_dir: Path, lines: Lines, settings: Settings, names: Sequen
             axes.scatter(*places[~known].T, color="0.6", marker="x", linewidth=1)
             axes.scatter(*places[known].T, c=values[known], cmap=scale.cmap, norm=scale.norm, s=40)
             axes.scatter(*places[values == best].T, s=160, facecolors="none", edgecolors="#D55E00", linewidth=1.8)
-            style_axes(axes, panel._replace(label=_axis_label(pair[1]), is_accuracy=False), _axis_label(pair[0]))
+            style_axes(
+                axes,
+                panel._replace(label=_axis_label(run_dir, pair[1]), is_accuracy=False),
+                _axis_label(run_dir, pair[0]),
+            )
             axes.set_xscale("log" if _is_log(sorted(places[:, 0])) else "linear")
             axes.set_yscale("log" if _is_log(sorted(places[:, 1])) else "linear")
             axes.set_title(panel.label if len(rows) == 1 else f"{label}: {panel.label}", fontsize=10)
         figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
     figure.supxlabel("\n".join(foot), fontsize=8)
-    return save_figure(figure, run_dir / "plots" / "scatter.png")
+    return figure
 
 
 def _is_log(numbers: Sequence[float]) -> bool:
@@ -270,33 +282,28 @@ def _color_scale(panel: Panel, values: Iterable[float]) -> ScalarMappable:
     return ScalarMappable(norm(low, high), "viridis" if panel.is_accuracy else "viridis_r")
 
 
-def _draw_speedup(run_dir: Path, lines: Lines, settings: Settings) -> Path:
+def _draw_speedup(run_dir: Path, lines: Lines, settings: Settings) -> Figure:
     """Curves against iterations times nodes: linear speed-up puts them on top of each other."""
-    figure, all_axes, foot = _figure(run_dir)
-    handles, styles = dict[str, Any](), line_styles(settings)
-    by_case = lines.by_case()
-    for axes, panel in zip(all_axes, _PANELS, strict=True):
-        for case, row in settings.items():
-            curve = seeds_curve(by_case.get(case, Lines()), panel.metric)
-            handles[case] = draw_curve(axes, curve, styles[case], x_unit=row["nodes"])
-        style_axes(axes, panel._replace(label=panel.label.removesuffix(" at the end")), "iterations times nodes")
-    return _save(figure, run_dir, "speedup.png", handles, [*foot, "mean over seeds; band: smallest to largest seed"])
+    plots, by_case = [], lines.by_case()
+    for panel in _PANELS:
+        curves = {case: seeds_curve(by_case.get(case, Lines()), panel.metric) for case in settings}
+        marks = [
+            curve_mark(case, own._replace(x=settings[case]["nodes"] * own.x))
+            for case, own in curves.items()
+            if own.x.size
+        ]
+        label = panel.label.removesuffix(" at the end")
+        plots.append(Plot(label, "iterations times nodes", marks, panel.is_accuracy))
+    notes = [*privacy_notes(run_dir), "mean over seeds; band: smallest to largest seed"]
+    return draw_picture(Picture("speedup", run_title(run_dir / "config.json"), plots, notes, shares_y=False))
 
 
-def _axis_label(name: str) -> str:
+def _axis_label(run_dir: Path, name: str) -> str:
+    """The option in words; a budget with what the run's epsilons rest on."""
+    if name == "target_epsilon":
+        return epsilon_label(statements_of(run_dir).values())
     return _X.get(name, name.replace("_", " "))
 
 
 def _omissions(num_diverged: int) -> list[str]:
     return [f"left out: {num_diverged} runs that diverged"] if num_diverged else []
-
-
-def _figure(run_dir: Path) -> tuple[Figure, list[Axes], list[str]]:
-    """A figure with a panel each for loss and accuracy, and the lines with the privacy statements for its foot."""
-    figure = new_figure(10.4, 4.2, run_title(run_dir / "config.json"))
-    return figure, list(figure.subplots(1, 2)), wrapped_notes(privacy_notes(run_dir), 10.4)
-
-
-def _save(figure: Figure, run_dir: Path, name: str, handles: Mapping[str, Any], notes: Sequence[str]) -> Path:
-    legend_below(figure, handles, notes)
-    return save_figure(figure, run_dir / "plots" / name)

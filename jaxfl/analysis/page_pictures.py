@@ -32,6 +32,7 @@ from jaxfl.analysis.plots import (
     draw_points,
     legend_below,
     new_figure,
+    number_logarithms,
     save_figure,
     seeds_curve,
     style_axes,
@@ -114,17 +115,6 @@ def _parts(directive: Directive, folder: Path) -> list[Directive]:
     (entry,) = directive.panels
     values = dict.fromkeys(str(line[entry]) for line in _lines(directive, folder) if entry in line)
     return [directive._replace(where=(*directive.where, f"{entry}:{value}")) for value in values]
-
-
-def _number_logarithms(axes: Any) -> None:
-    """Ticks at 1, 2 and 5 on a logarithmic horizontal axis that spans less than two decades."""
-    import matplotlib.ticker
-
-    low, high = axes.get_xlim()
-    if axes.get_xscale() == "log" and high < 100 * low:
-        axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(matplotlib.ticker.FormatStrFormatter("%g"))
-        axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def _label(directive: Directive, column: str) -> str:
@@ -258,5 +248,5 @@ def _curves(directive: Directive, folder: Path, axes: Any, panel: Panel) -> dict
             handles[name] = draw_curve(axes, curve, style)
     x = (totals or ("round",))[0]
     style_axes(axes, panel, directive.words.get(x, x.removeprefix("total_").replace("_", " ")))
-    _number_logarithms(axes)
+    number_logarithms(axes)
     return handles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,16 +16,18 @@ from jaxfl.core import ArgumentError, check
 from jaxfl.core.lines import METRICS, Lines, lines_of
 from jaxfl.core.outputs import drop_link
 from jaxfl.data.columns import short_name
-from jaxfl.privacy.statements import caption
+from jaxfl.privacy.statements import caption, grounds
 
 if TYPE_CHECKING:  # the import takes half a second, which a run without pictures saves
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CONTENT = "jaxfl"  # key of a PNG's content among its texts
 _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _MOST_IN_LEGEND = len(COLORS) * len(DASHES)  # lines that look different
 _MOST_ALIKE, _IN_FRONT = 12, 5  # of more than 12 cases, the best 5 are drawn over the others in grey
 _LETTERS_FROM = 1e4  # smaller costs are short enough without letters
+_MOST_ON_AN_AXIS = 48  # letters in one line
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
 
 
@@ -123,16 +125,20 @@ def plot_panels(
     """`draw_panels` with the run's title and statements, into `<run_dir>/plots`."""
     title, notes = run_title(run_dir / "config.json"), privacy_notes(run_dir)
     figure = draw_panels(lines, panels, title=title, notes=notes, x=x, ranked=ranked)
-    return save_figure(figure, run_dir / "plots" / name)
+    drawn = {"panels": [panel._asdict() for panel in panels], "x": x, "ranked": ranked[:_IN_FRONT]}
+    return save_figure(figure, run_dir / "plots" / name, content=drawn)
 
 
 def privacy_notes(run_dir: Path) -> list[str]:
     """Lines for a caption: the epsilon of each case, with its bound; none before the run has ended."""
+    return caption(statements_of(run_dir))
+
+
+def statements_of(run_dir: Path) -> dict[str, list[Mapping[str, Any]]]:
+    """Case -> its statements; empty before the run has ended."""
     path = run_dir / "summary.json"
-    if not path.exists():
-        return []
-    cases = json.loads(path.read_bytes())["cases"]
-    return caption({name: row.get("privacy", []) for name, row in cases.items()})
+    cases = json.loads(path.read_bytes())["cases"] if path.exists() else {}
+    return {name: row.get("privacy", []) for name, row in cases.items()}
 
 
 def draw_panels(
@@ -217,16 +223,18 @@ def legend_below(
     figure.set_figheight(figure.get_figheight() + legend.get_window_extent().height / figure.dpi)
 
 
-def save_figure(figure: Figure, path: Path, dpi: int = 120) -> Path:
+def save_figure(figure: Figure, path: Path, dpi: int = 120, content: Mapping[str, Any] | None = None) -> Path:
     """Write the picture; a folder that is missing is made, and a link in the place of either is replaced.
 
-    The suffix is the format. The same figure gives the same bytes.
+    The suffix is the format. The same figure gives the same bytes. A PNG carries its `content`, from which
+    `pictures.figures_of` draws it anew.
     """
     import matplotlib
 
     drop_link(path.parent).mkdir(exist_ok=True)
+    metadata = _NO_DATE.get(path.suffix) if content is None else {CONTENT: json.dumps(content)}
     with matplotlib.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": path.name}):  # text is text
-        figure.savefig(drop_link(path), dpi=dpi, metadata=_NO_DATE.get(path.suffix))
+        figure.savefig(drop_link(path), dpi=dpi, metadata=metadata)
     return path
 
 
@@ -290,9 +298,9 @@ def draw_curve(axes: Axes, curve: Curve, style: Mapping[str, Any], x_unit: int =
     return line
 
 
-def draw_points(axes: Axes, x: Any, mean: Any, spread: Any, style: Mapping[str, Any], joined: bool = True) -> Any:
-    """Draw means with bars (`spread` as for `Axes.errorbar`), by default joined; returns what a legend shows."""
-    style = {**style, "marker": MARKS[style["color"]]} | ({} if joined else {"linestyle": "none"})
+def draw_points(axes: Axes, x: Any, mean: Any, spread: Any, style: Mapping[str, Any]) -> Any:
+    """Draw joined means with bars (`spread` as for `Axes.errorbar`); returns what a legend shows."""
+    style = {**style, "marker": MARKS[style["color"]]}
     return axes.errorbar(x, mean, yerr=spread, markersize=5 * _scale(), capsize=2, linewidth=1.5 * _scale(), **style)
 
 
@@ -303,10 +311,31 @@ def _scale() -> float:
     return matplotlib.rcParams["font.size"] / 10
 
 
+def epsilon_label(privacy: Iterable[Iterable[Mapping[str, Any]]]) -> str:
+    """The label of an axis of epsilons, with what the first epsilon of each case rests on."""
+    texts = grounds(privacy)
+    label = f"ε ({texts})" if texts else "privacy budget ε"
+    parts = [label] if len(label) <= _MOST_ON_AN_AXIS else label.replace(", ", ",\n").splitlines()
+    return "\n".join(textwrap.fill(part, _MOST_ON_AN_AXIS) for part in parts)
+
+
 def ticks_at(axes: Axes, places: Sequence[float]) -> None:
     """Number these places of the horizontal axis and no others."""
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
+
+
+def number_logarithms(axes: Axes) -> None:
+    """Ticks at 1, 2 and 5 on a logarithmic horizontal axis that spans less than two decades."""
+    import matplotlib.ticker
+
+    low, high = axes.get_xlim()
+    if axes.get_xscale() == "log" and high < 100 * low:
+        with_letters = matplotlib.ticker.EngFormatter(sep="")
+        plain = matplotlib.ticker.FormatStrFormatter("%g")
+        axes.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(with_letters if high >= _LETTERS_FROM else plain)
+        axes.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
 
 
 def finish_axes(axes: Axes, panel: Panel, axis: XAxis) -> None:

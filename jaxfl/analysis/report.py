@@ -10,7 +10,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,12 @@ from jaxfl.analysis.cases import (
     FEWEST_SORTED,
     METRICS,
     MOST_COLORED,
+    Chart,
     Shown,
     all_statements,
     charts,
     is_baseline,
+    own_table,
     ranking,
     read_json,
     results,
@@ -31,7 +33,7 @@ from jaxfl.analysis.cases import (
     styles_of,
 )
 from jaxfl.analysis.html_parts import bullets, escaped, section, table_of
-from jaxfl.analysis.plots import new_figure, run_title
+from jaxfl.analysis.plots import legend_below, new_figure, run_title
 from jaxfl.core import ArgumentError
 from jaxfl.core.outputs import drop_link
 from jaxfl.privacy.statements import (
@@ -46,7 +48,6 @@ from jaxfl.privacy.statements import (
 from jaxfl.privacy.statements import caption as statements_in_short
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MOST_NAMED = 3  # cases, before a statement that they share
@@ -72,6 +73,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
         raise ArgumentError("path", "must lie in a folder that exists", f"got {path}", "Make the folder.")
     title = ", ".join(dict.fromkeys(run_title(folder / "config.json") for folder in folders))
     parts = [
+        _own(folders),
         section("Results", _results(shown)),
         section("Privacy", _statements(shown)),
         section("What ε does not cover", _left_out(shown)),
@@ -93,7 +95,7 @@ def write_report(run_dirs: Sequence[str | os.PathLike[str]], path: str | os.Path
 
 def _results(shown: Sequence[Shown]) -> str:
     """The table of results, under the claims in short and what it means."""
-    heading, rows = results(shown)
+    columns = results(shown)
     simulated = simulation({"": all_statements(shown)})
     marked = "".join(f'<p class="mark">{escaped(text)}</p>' for text in simulated)
     claims = statements_in_short({one.label: one.row.get("privacy", []) for one in shown})
@@ -106,7 +108,17 @@ def _results(shown: Sequence[Shown]) -> str:
         note += f"From best to worst by {METRICS[metric]}{', then baselines' * any(map(is_baseline, shown))}. "
     note += "ε: of the worst node, by the first statement below that has one. Costs: sums over nodes and rounds.</p>"
     best = [one.label for one in shown].index(ranked[0]) if ranked else None
-    return marked + note + table_of(heading, rows, best)
+    rows = list(zip(*(column.texts for column in columns), strict=True))
+    return marked + note + table_of([column.heading for column in columns], rows, best)
+
+
+def _own(folders: Sequence[Path]) -> str:
+    """The tables that experiments printed in place of the frame's."""
+    parts = []
+    for table in filter(None, map(own_table, folders)):
+        notes = "<br>".join(map(escaped, table.notes))
+        parts.append(section(table.title, f'{table_of(table.heading, table.rows)}<p class="note">{notes}</p>'))
+    return "".join(parts)
 
 
 def _legend(shown: Sequence[Shown]) -> str:
@@ -127,23 +139,23 @@ def _legend(shown: Sequence[Shown]) -> str:
 
 def _curves(shown: Sequence[Shown]) -> str:
     """All charts of the cases."""
-    figures = [_svg(chart.draw, chart.title) for chart in charts(shown)]
+    figures = [_svg(chart) for chart in charts(shown)]
     note = '<p class="note">Line: mean over seeds; band or bar: smallest to largest seed.</p>'
     return f'<div class="panels">{"".join(figures)}</div>{note}' if figures else ""
 
 
-def _svg(draw: Callable[[Axes], object], title: str) -> str:
+def _svg(chart: Chart) -> str:
     """A picture within the page; its letters are text."""
     import matplotlib
 
     figure: Figure = new_figure(4.6, 3.3)
-    axes = figure.add_subplot()
-    draw(axes)
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
+    handles, buffer = chart.draw(figure.add_subplot()), io.StringIO()
+    if chart.has_own_lines:  # which the page's legend does not name
+        legend_below(figure, handles, num_columns=2)
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.title}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     drawn = buffer.getvalue()
-    return f'<figure role="img" aria-label="{escaped(title)}">{drawn[drawn.index("<svg") :]}</figure>'
+    return f'<figure role="img" aria-label="{escaped(chart.title)}">{drawn[drawn.index("<svg") :]}</figure>'
 
 
 def _pictures(folders: Sequence[Path]) -> str:

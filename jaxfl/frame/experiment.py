@@ -12,17 +12,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxfl.core import Algorithm, ArgumentError, Array
 from jaxfl.data.columns import is_file, refuse_other_file
 from jaxfl.frame.choose import counted, existing, idle_options, refuse_idle
 from jaxfl.frame.grid import Axis, Grid, configs, refuse_many, seeds_apart, without
-from jaxfl.frame.options import ABSENT, flat, options, override, refuse_out_of_range, text_of
+from jaxfl.frame.options import ABSENT, flat, is_argument, options, override, refuse_out_of_range, text_of
 from jaxfl.frame.own_files import fitted, of_own_file, of_sites
 from jaxfl.frame.records import with_held_out
 from jaxfl.frame.selecting import Search
 from jaxfl.training import Case, RunDirectory, Stop
+from jaxfl.training.case import Number
 from jaxfl.training.clock import Clock
 from jaxfl.training.run_directory import slug
 
@@ -326,7 +328,7 @@ def _name(experiment: Experiment, values: Mapping[str, Any], varying: Collection
 
 def programs(
     rows: Mapping[str, Row], algorithm: Callable[[Any], Algorithm]
-) -> dict[str, tuple[Callable[[Mapping[str, Array]], Algorithm], dict[str, float]]]:
+) -> dict[str, tuple[Callable[[Mapping[str, Array]], Algorithm], dict[str, Number]]]:
     """Make each row's function that builds its algorithm under trace, and the numbers that it takes.
 
     Rows that differ only in traced options share one function, and with it one compiled program. A number that all
@@ -339,12 +341,12 @@ def programs(
     Returns:
         Name of a row -> (numbers -> algorithm, numbers).
     """
-    groups: dict[Any, dict[str, dict[str, float]]] = {}  # what is compiled -> row -> its numbers
+    groups: dict[Any, dict[str, dict[str, Any]]] = {}  # what is compiled -> row -> its numbers
     for name, row in rows.items():
-        table = options(type(row.config))
+        table, everything = options(type(row.config)), flat(row.config)
         in_program = [option for option, facts in table.items() if facts.in_program and option not in UNVARIED]
-        values = counted(row.config, flat(row.config), in_program)
-        numbers = {option: value for option, value in values.items() if table[option].traced and _is_on(value)}
+        values = counted(row.config, everything, in_program)
+        numbers = {option: value for option, value in values.items() if is_argument(table[option], value, everything)}
         constants = tuple((option, value) for option, value in values.items() if option not in numbers)
         groups.setdefault((constants, tuple(numbers)), {})[name] = numbers
     results = {}
@@ -356,7 +358,7 @@ def programs(
             return algorithm(override(config, values))
 
         for name, each in numbers.items():
-            results[name] = build, {option: float(each[option]) for option in differing}
+            results[name] = build, {option: jax.tree.map(float, each[option]) for option in differing}
     return {name: results[name] for name in rows}
 
 
@@ -393,8 +395,3 @@ def identity(config: Any) -> dict[str, Any]:
 def few(texts: Sequence[str], most: int = 12) -> list[str]:
     """Lines to print: the first ones, and the number of further ones."""
     return [*texts[:most], *([f"... and {len(texts) - most} more"] if len(texts) > most else [])]
-
-
-def _is_on(value: Any) -> bool:
-    """True where a traced option holds a number that does not switch anything off."""
-    return isinstance(value, int | float) and value != 0 and abs(value) != float("inf") and value == value

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.data.files import read_bytes
-from jaxfl.frame.options import Option, named, unknown, value_of
+from jaxfl.frame.options import Option, named, unknown, value_of, varies_by_words
 
 Axis = Mapping[str, Sequence[Any]]
 Grid = Sequence[Axis]
@@ -146,8 +146,9 @@ def sample_axis(
             low, high = (float(end) for end in ends)
         except ValueError:
             low, high = 1.0, 0.0
-        integer = name in options and options[name].kind is int
-        if name not in options or not (integer or options[name].kind is float or options[name].traced):
+        option = options.get(name)
+        integer = option is not None and option.kind is int
+        if option is None or not (integer or option.kind is float or (option.traced and varies_by_words(option.kind))):
             raise ArgumentError("--sample", "must name options that are numbers", f"got {name!r}", "See --help.")
         if not (np.isfinite([low, high]).all() and low < high and (scale == "" or low > 0)):
             requirement = "must be OPTION=LOW:HIGH or OPTION=log:LOW:HIGH with LOW below HIGH, above 0 for log"

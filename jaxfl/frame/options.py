@@ -13,7 +13,7 @@ import io
 import math
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Union
 
@@ -35,11 +35,19 @@ class Option(NamedTuple):
     saved: bool  # decides the results, and so stands in config.json
     in_program: bool  # decides what is compiled; budgets and deltas do not
     old_key_values: Mapping[Any, Any] = {}  # value -> what stands for it in the key of random numbers
+    constant_where: Callable[[Mapping[str, Any]], bool] | None = None  # all options -> whether it is not traced there
 
 
-def traced(default: float | str | None) -> Any:
-    """A field that one compiled program may hold with many values: a step size, a noise scale, a clip norm."""
-    return dataclasses.field(default=default, metadata={"traced": True})
+def traced(
+    default: float | str | tuple[float, ...] | None, constant_where: Callable[[Mapping[str, Any]], bool] | None = None
+) -> Any:
+    """A field that one compiled program may hold with many values: a step size, a noise scale, a clip norm.
+
+    Args:
+        default: its default; a tuple holds a number of each node.
+        constant_where: tells by all options where its value is compiled in; None: nowhere.
+    """
+    return dataclasses.field(default=default, metadata={"traced": True, "constant_where": constant_where})
 
 
 def unsaved(default: Any) -> Any:
@@ -75,6 +83,17 @@ def options(point_type: type) -> dict[str, Option]:
             flags = {"traced": False, "saved": True, "in_program": True, **field.metadata}
             result[field.name] = Option(record, kinds[field.name], **flags)
     return result
+
+
+def is_argument(option: Option, value: Any, values: Mapping[str, Any]) -> bool:
+    """True where the compiled program takes the value: a traced option whose numbers switch nothing off.
+
+    `values` has all options.
+    """
+    each = value if isinstance(value, tuple) else (value,)
+    is_traced = option.traced and not (option.constant_where is not None and option.constant_where(values))
+    are_on = (isinstance(one, int | float) and one != 0 and math.isfinite(one) for one in each)
+    return is_traced and bool(each) and all(are_on)
 
 
 def flat(config: Any) -> dict[str, Any]:

@@ -274,6 +274,25 @@ def against(statement: Mapping[str, Any]) -> str:
     return f" against {statement['observer']}" if statement.get("observer") else ""
 
 
+def with_epsilon(statements: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """The first statement that has an epsilon: that of the budget, where there is one."""
+    return next((one for one in statements if one["dp_epsilon"] is not None), None)
+
+
+def grounds(privacy: Iterable[Iterable[Mapping[str, Any]]]) -> str:
+    """Bound, observer and relation of each case's first epsilon, for an axis; "or" between those that differ.
+
+    Examples:
+        >>> one = {"bound": "proven", "dp_epsilon": 1.0, "neighboring_relation": "replace_one", "observer": "a server"}
+        >>> grounds([[one], [one], []])
+        'proven against a server, replace one sample'
+    """
+    stated = [one for statements in privacy if (one := with_epsilon(statements)) is not None]
+    relations = [RELATIONS.get(one["neighboring_relation"], one["neighboring_relation"]) for one in stated]
+    texts = [f"{one['bound']}{against(one)}, {relation}" for one, relation in zip(stated, relations, strict=True)]
+    return " or ".join(dict.fromkeys(texts))
+
+
 def rounded_up(value: float, digits: int) -> str:
     """The least number of this many significant digits that is not below `value`: for an epsilon that is claimed.
 

@@ -19,6 +19,9 @@ from jaxfl.training.chunks import COSTS, default_chunk_rounds
 from jaxfl.training.run_directory import slug
 from jaxfl.training.sharding import Placement
 
+Number = float | tuple[float, ...]
+"""A number of a case, or one for each node."""
+
 
 class EvaluationSet(NamedTuple):
     """A test set on the device in equal batches; the last is filled up with copies of a sample that do not count."""
@@ -71,14 +74,16 @@ class Case(NamedTuple):
     measures, rounds and names of numbers. A case with one of its seeds is a lane of that program.
 
     Attributes:
-        algorithm: numbers -> algorithm. Called with () float32 arrays, traced ones and, for its checks, concrete ones.
+        algorithm: numbers -> algorithm. Called with float32 arrays, traced ones and, for its checks, concrete ones: ()
+            for a number, (k,) for a tuple.
         task: what is learned; how the engine runs it over nodes.
         test: the test set of the standard evaluation.
         data: seed -> training data.
         seeds: distinct; each has a base key and training data of its own.
         num_rounds: rounds of each seed.
         evaluate_every: rounds between evaluations; round 0 and the last round are always evaluated.
-        numbers: name -> finite number; cases of one program may differ in these.
+        numbers: name -> finite number, or a tuple of them, one a node for example; cases of one program may differ in
+            these.
         settings: name -> value of the options that vary: columns of results.csv and "settings" of the summary.
         identity: name -> everything that tells this case from all others that see the same data, as `run_key` takes
             it: batches and noise depend on it, initial parameters do not. Default: name, settings, numbers and rounds,
@@ -112,7 +117,7 @@ class Case(NamedTuple):
     seeds: tuple[int, ...]
     num_rounds: int
     evaluate_every: int
-    numbers: Mapping[str, float] = {}
+    numbers: Mapping[str, Number] = {}
     settings: Mapping[str, Any] = {}
     identity: Mapping[str, Any] = {}
     measures: Mapping[str, Measure] = {}
@@ -222,7 +227,8 @@ def _check(name: str, case: Case) -> None:
         if seed >= 2**32:  # a larger seed would lose its upper bits
             raise ArgumentError("seeds", "must lie in [0, 2^32)", f"got {seed}", "Pass e.g. 0 1 2.")
     for number, value in case.numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        each = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one) for one in each):
             remedy = "Build values that are not numbers into the algorithm."
             raise ArgumentError(f"numbers.{number}", "must be a finite number", f"{name} has {value!r}", remedy)
     for measure, value in case.measures.items():

@@ -58,7 +58,7 @@ class LaneValues(NamedTuple):
 
     key: RunKey
     row: Array  # (), int32, of its seed in leaves of `Tables` that have a seed axis
-    numbers: dict[str, Array]  # name -> (), float32
+    numbers: dict[str, Array]  # name -> (), or (k,) for a tuple, float32
 
 
 class Tables(NamedTuple):

@@ -227,7 +227,8 @@ def _identity(case: Case) -> Any:
     """Return the objects and settings that cases of one program have in common."""
     objects = (case.algorithm, case.data, case.task, case.test)
     rounds = (case.num_rounds, case.evaluate_every, case.chunk_rounds, case.placement)
-    return tuple(map(id, objects)), rounds, tuple(case.measures.items()), tuple(sorted(case.numbers))
+    shapes = tuple(sorted((name, np.shape(value)) for name, value in case.numbers.items()))
+    return tuple(map(id, objects)), rounds, tuple(case.measures.items()), shapes
 
 
 def _settings(case: Case) -> dict[str, Any]:

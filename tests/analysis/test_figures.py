@@ -5,12 +5,16 @@ import re
 import struct
 import sys
 
+import numpy as np
 import pytest
 from helpers import refused
 from test_report import make_run
 
 from jaxfl import command
+from jaxfl.analysis.cases import charts, shown_cases
 from jaxfl.analysis.figures import latex_table, write_figures
+from jaxfl.analysis.pictures import Mark, Picture, Plot, draw_picture, figures_of, save_picture
+from jaxfl.analysis.plots import Panel, new_figure, plot_panels, read_lines
 
 NASTY = r"R&D_{50 %} #1 $x$ \input ~a^b <c> ε = 3, τ"
 BEGINNINGS = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
@@ -38,6 +42,56 @@ def test_every_chart_is_written_in_the_format_at_the_width_of_a_column(tmp_path,
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.parametrize("form", BEGINNINGS)
+def test_every_picture_of_a_run_is_written_in_the_format(tmp_path, form):
+    """Of an experiment's own, of curves, and of final values against options; without what no PNG carries."""
+    run = make_run(tmp_path, tuple("ABCD"))
+    summary = json.loads((run / "summary.json").read_text())
+    steps = [(0.1, 1.0), (0.1, 2.0), (0.2, 1.0), (0.2, 2.0)]
+    for row, (step, clip) in zip(summary["cases"].values(), steps, strict=True):
+        row["settings"] = {"step_size": step, "clip_norm": clip}
+    (run / "summary.json").write_text(json.dumps(summary))
+    marks = [
+        Mark("bars", [1.0, 8.0], [0.5, 0.7], [0.4, 0.6], [0.6, 0.8], is_points=True),
+        Mark("line", [1.0, 8.0], [0.2, 0.3]),
+        Mark("level", (), [0.9]),
+    ]
+    picture = Picture("own", "ours", [Plot("accuracy", "ε", marks, is_accuracy=True, log="x", ticks=[1.0, 8.0])])
+    save_picture(run, picture)
+    plot_panels(run, read_lines(run), [Panel("total_bits_sent", "bits")], "bits.png")
+    names = {path.stem for path in write_figures([run], tmp_path / "a", form)}
+    assert names - CHARTS == {"own", "bits", "heat_map", "results"}
+    for name in ("own", "bits", "heat_map"):
+        assert (tmp_path / "a" / f"{name}.{form}").read_bytes().startswith(BEGINNINGS[form])
+    (axes,) = figures_of(run)["own"].axes
+    again = draw_picture(picture).axes[0]
+    for one, other in zip(axes.lines, again.lines, strict=True):
+        np.testing.assert_array_equal(one.get_xydata(), other.get_xydata())
+        assert (one.get_color(), one.get_linestyle()) == (other.get_color(), other.get_linestyle())
+    bars = [np.asarray(line.get_ydata()).tolist() for line in axes.lines if line.get_marker() == "o"]
+    assert bars == [[0.5, 0.7]]
+    assert (axes.get_xscale(), [tick.get_text() for tick in axes.get_xticklabels()]) == ("log", ["1", "8"])
+
+
+def test_a_ladder_of_steps_is_a_line_for_each_of_the_other_options(tmp_path):
+    run = make_run(tmp_path, tuple("ABCDEF"))
+    summary = json.loads((run / "summary.json").read_text())
+    for number, row in enumerate(summary["cases"].values()):
+        row["settings"] = {"target_epsilon": 1.0 + number // 3, "step_size": 10.0 ** (number % 3)}
+        row["test_accuracy"] = {"mean": 0.1 * number, "std": 0.0, "per_seed": [0.1 * number, None]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    (chart,) = [one for one in charts(shown_cases([run])) if one.name == "test_accuracy_step_size"]
+    axes = new_figure(4, 3).add_subplot()
+    assert {*chart.draw(axes)} == {"ε = 1", "ε = 2"}
+    heights = [np.asarray(line.get_ydata()).tolist() for line in axes.lines]
+    assert [0.0, 0.1, 0.2] in heights
+    assert axes.get_xlabel() == "step size"
+    for case in "CF":
+        summary["cases"].pop(case)
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert not [one for one in charts(shown_cases([run])) if one.name == "test_accuracy_step_size"]
+
+
 def test_letters_of_a_vector_picture_are_text(tmp_path):
     run = make_run(tmp_path)
     write_figures([run], tmp_path / "a", "svg")
@@ -51,7 +105,9 @@ def test_letters_of_a_vector_picture_are_text(tmp_path):
 
 def _cells(table):
     """Rows of a tabular, after a check that its structure holds: columns, escapes, mathematics."""
-    begin, *body, end = table.strip().splitlines()
+    before, caption, _, begin, *body, end, after = table.strip().splitlines()
+    assert (before, after) == (r"\begin{table}", r"\end{table}")
+    assert re.fullmatch(r"\\caption\{[^|~]*\}", caption)
     (columns,) = re.findall(r"^\\begin\{tabular\}\{([lr]+)\}$", begin)
     assert end == r"\end{tabular}"
     rows = [line.removesuffix(r" \\") for line in body if line != r"\hline"]
@@ -70,16 +126,38 @@ def test_a_table_of_latex_has_escaped_names_and_deviations_in_mathematics(tmp_pa
     for case, row in summary["cases"].items():
         row["settings"] = {"method": case, "step_size": 0.1, "nodes": 1 + len(case)}
     (run / "summary.json").write_text(json.dumps(summary))
-    heading, first, second = _cells(write_figures([run], tmp_path / "a", "svg")[-1].read_text())
-    assert heading[:2] == ["method", "nodes"], "what all share is no column"
-    assert second[:2] == ["B", "$2$"]
+    text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
+    heading, first, second = _cells(text)
+    assert heading == ["method", "nodes", r"$\varepsilon$"], "what all share is no column"
+    assert second == ["B", "$2$", "$3.001$"]
     assert r"R\&D\_\{50 \%\} \#1 \$x\$ \textbackslash{}input" in first[0]
-    assert heading[3] == "test accuracy"
-    assert second[3] == r"$91.0 \pm 1.4$\,\%"
+    assert r"\caption{Mean $\pm$ standard deviation over 2 seeds. $\varepsilon$: proven, zero out one sample" in text
+    assert r"The same in all rows: test accuracy 91.0 $\pm$ 1.4 \%, status finished." in text
+
+
+def test_numbers_of_a_column_have_equal_decimals_and_no_column_stands_twice(tmp_path):
+    """Two digits of the largest deviation, the unit of the largest cost, own digits where numbers span much."""
+    run = make_run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    for row, mean, std, bits, loss in zip(
+        summary["cases"].values(), (0.5, 0.9123), (0.0004, 0.0412), (1.2e6, 54.57e6), (0.001, 20.0), strict=True
+    ):
+        row["test_accuracy"] = row["test_accuracy_worst_node"] = {"mean": mean, "std": std, "per_seed": [mean, mean]}
+        row["train_loss"] = {"mean": loss, "std": loss / 10, "per_seed": [loss, loss]}
+        row["costs"] = {"bits_sent": {"mean": bits}}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
+    heading, *rows = _cells(text)
+    assert heading == ["case", r"$\varepsilon$", r"test accuracy (\%)", "training loss", "bits sent (M)"]
+    assert sorted(rows) == [
+        ["A", "$2.001$", r"$50.0 \pm 0.0$", r"$0.001 \pm 0.0001$", "$1.20$"],
+        ["B", "$3.001$", r"$91.2 \pm 4.1$", r"$20 \pm 2$", "$54.57$"],
+    ]
+    assert "Worst node: as test accuracy." in text
 
 
 def test_numbers_that_are_small_large_or_missing_keep_their_form():
-    cells = _cells(latex_table(["a", "b"], [["-1.2e-05 ± 3e-06", "–"], ["100.0 %", "2.001 proven"]]))
+    cells = _cells(latex_table(["a", "b"], [["-1.2e-05 ± 3e-06", "–"], ["100.0 %", "2.001 proven"]], ["a note"]))
     assert cells[1:] == [[r"$-1.2e-05 \pm 3e-06$", "--"], [r"$100.0$\,\%", "2.001 proven"]]
 
 

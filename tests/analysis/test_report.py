@@ -8,6 +8,7 @@ import pytest
 from helpers import refused
 
 from jaxfl import command
+from jaxfl.analysis.figures import write_figures
 from jaxfl.analysis.html_parts import table_of
 from jaxfl.analysis.report import write_report
 from jaxfl.privacy.statements import ONE_RUN, SECRET, SIMULATED, UNPAID_CHOICE
@@ -166,6 +167,28 @@ def test_options_that_vary_are_columns_and_the_best_row_is_marked(tmp_path):
     assert "<tr><th>step size</th><th>ε</th>" in page
     assert "<tr><td>0.1</td>" in page
     assert "<tr class=best><td>1.1</td>" in page
+
+
+def test_the_own_table_of_an_experiment_stands_first_and_names_the_cases_as_it_does(tmp_path):
+    run = make_run(tmp_path, ("A", "A, curator"))
+    summary = json.loads((run / "summary.json").read_text())
+    summary["cases"]["A, curator"]["settings"] = {"baseline": "curator"}
+    names = {"": "together", "curator": "pooled"}
+    own = {"title": "What <sites> have", "heading": ["ε", "how"], "rows": [["3", "pooled"]], "notes": ["one & two"]}
+    (run / "summary.json").write_text(json.dumps(summary | {"table": own | {"baselines": names}}))
+    page, _ = _page(run, to=tmp_path)
+    assert (
+        page.index("What &lt;sites&gt; have") < page.index("<td>3</td><td>pooled</td></tr>") < page.index(">Results<")
+    )
+    assert "one &amp; two" in page
+    after = page[page.index(">Results<") :]
+    assert "<th>how</th><th>ε</th>" in after
+    assert "<td>together</td><td>2.001 proven</td>" in after
+    assert "<td>pooled</td><td>3.001 proven</td>" in after
+    assert "A, pooled" in after
+    text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
+    assert r"\caption{What $<$sites$>$ have. One \& two.}" in text
+    assert r"$3$ & pooled \\" in text
 
 
 def test_cases_of_several_runs_stand_beside_each_other(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from experiments import EXPERIMENTS
 from experiments.plan.request import PLAN, STEPS, arguments_of
 from experiments.plan.table import best_guess
+from jaxfl.analysis.report import write_report
 from jaxfl.frame import main
 from jaxfl.training import read_results
 
@@ -51,6 +52,7 @@ def test_the_table_has_the_best_step_of_each_row_and_commands_that_make_them_aga
     printed = capsys.readouterr().out
     results, summary = read_results(folder / "run"), json.loads((folder / "run" / "summary.json").read_text())
     assert len(summary["cases"]) == 4 + 2 + 2
+    assert len([*(folder / "run" / "passes").iterdir()]) == 3, "the budgets share a program"
     commands = [shlex.split(line) for line in printed.splitlines() if line.startswith("  jaxfl privsgp_vr")]
     for budget, command in zip((1, 8), commands, strict=True):
         means = {}
@@ -67,6 +69,11 @@ def test_the_table_has_the_best_step_of_each_row_and_commands_that_make_them_aga
     assert (folder / "run" / "plots" / "plan.png").stat().st_size > 10_000
     assert plan([*words, "--resume"]) == 0
     assert printed.rpartition("What accuracy")[2] == capsys.readouterr().out.rpartition("What accuracy")[2]
+    page = write_report([folder / "run"], folder / "report.html").read_text()
+    own, levels = summary["table"], [["none", "alone"], ["none", "together"]]
+    assert [row[:2] for row in own["rows"]] == [["1", "together"], ["8", "together"], *levels]
+    assert page.index(own["notes"][0]) < page.index(">Results<"), "the plan's own table stands first"
+    assert all("".join(f"<td>{cell}</td>" for cell in row) in page for row in own["rows"])
     sites = read_results(folder / "run" / "sites.csv")
     assert {"test_balanced_accuracy", "test_auc", "test_accuracy_alone"} <= {*sites[0]}
     own = {row["site"]: row["noise_std"] for row in sites if row["case"].startswith("PrivSGP, ε = 1, step 1")}

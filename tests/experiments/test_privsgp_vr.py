@@ -147,6 +147,16 @@ class TestPrepare:
             assert getattr(first, name) is getattr(second, name)
         assert [dict(case.numbers) for case in (first, second)] == [{"step_size": 0.1}, {"step_size": 0.2}]
 
+    @pytest.mark.parametrize(("trust", "programs"), [("everyone", 1), ("pairs", 2)])
+    def test_budgets_of_sites_share_a_program_unless_pairs_share_noise(self, trust, programs):
+        """Of shared noise the nodes' scales decide what it leaves to an observer, which is no traced number."""
+        options = "--nodes 4 --partition quantity --alpha 1 --hidden 4 --method PrivSGP --batch-size 2 --iterations 3"
+        cases = prepare(lines_of(f"{options} --target-epsilon 1 8 --trust {trust}")).cases.values()
+        assert len({id(case.algorithm) for case in cases}) == programs
+        for case in cases:
+            assert len(case.noise_stds) == 4
+            assert case.numbers.get("node_noise", case.noise_stds) == case.noise_stds
+
     def test_a_graph_file_is_recorded_by_its_content(self, tmp_path):
         saved = []
         options = f"--nodes 4 --hidden 4 --method PrivSGP --batch-size 2 --noise-std 0 --graph {tmp_path / 'graph.npy'}"

@@ -77,7 +77,7 @@ def test_metrics_are_loss_and_accuracy():
     numbers = jax.jit(task.metrics)(params, jnp.asarray(inputs), labels)
     logits = np.asarray(inputs, np.float32) / 255 @ np.asarray(params["dense_1"]["kernel"])
     np.testing.assert_array_equal(numbers["accuracy"], logits.argmax(1) == np.asarray(labels))
-    of_int64 = task.metrics(params, inputs, np.asarray(labels, np.int64))  # without a warning
+    of_int64 = task.metrics(params, inputs, np.asarray(labels, np.int64))  # pyright: ignore[reportArgumentType]; no warning
     np.testing.assert_array_equal(of_int64["accuracy"], numbers["accuracy"])
     log_sum = np.log(np.exp(logits).sum(1))
     np.testing.assert_allclose(numbers["loss"], log_sum - logits[np.arange(20), np.asarray(labels)], rtol=1e-4)

@@ -121,7 +121,7 @@ def ran(request, tmp_path_factory):
     words = f"{COMMANDS[request.param].replace('OUT', str(folder / 'published'))} --out {folder / 'run'} --quiet"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as screen:
         leave_undrawn(patch)
-        patch.setattr(report, "_svg", lambda draw, title: "")
+        patch.setattr(report, "_svg", lambda chart: "")
         patch.setattr(secrets, "randbits", lambda bits: 5)  # of which three runs are drawn
         patch.setattr(secrets, "token_hex", lambda size: "0123456789abcdef")
         patch.setenv("COLUMNS", "400")

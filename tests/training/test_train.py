@@ -276,6 +276,7 @@ def test_a_measure_of_ones_own_is_in_every_line_and_in_the_table(tmp_path):
         ({"numbers": {"step_size": np.inf}}, r"^numbers\.step_size: must be a finite number; A has inf"),
         ({"numbers": {"step_size": True}}, r"^numbers\.step_size: "),
         ({"numbers": {"step_size": "0.1"}}, r"^numbers\.step_size: "),
+        ({"numbers": {"noise": (0.1, np.nan)}}, r"^numbers\.noise: must be a finite number; A has \(0.1, nan\)"),
         ({"measures": {"mine": len}}, r"^measures\.mine: must be a Measure"),
     ],
 )

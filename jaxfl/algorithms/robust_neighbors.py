@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxfl.algorithms.clients.robust import Aggregate, Attack
+from jaxfl.algorithms.clients.robust import Aggregate, Attack, AttackDraws
 from jaxfl.algorithms.exchange import Exchange, exchange, message_bits
 from jaxfl.channel import LinkDraws, Links
 from jaxfl.channel.links import LOST_MESSAGES, PLAIN

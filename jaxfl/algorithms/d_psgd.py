@@ -126,8 +126,8 @@ def d_psgd(
         aggregate: what a node makes of its own and its neighbors' x in place of their sum by W:
             `jaxfl.algorithms.clipped_gossip(1.0)`, or a robust mean such as `trimmed_mean(1)`, where they weigh alike
             and the mean of the nodes moves. It takes one exchange a round, and no noise that pairs share.
-        attack: what some nodes send in place of x, such as `jaxfl.algorithms.sign_flip([0, 3])`, or `sign_flip(2)`, whose
-            nodes are drawn.
+        attack: what some nodes send in place of x, such as `jaxfl.algorithms.sign_flip([0, 3])`; `sign_flip(2)` draws
+            them.
         activation: nodes that sleep in some rounds, such as `jaxfl.algorithms.random_activation(0.5)`, which lowers no
             epsilon. Where W is symmetric the mean of the nodes then moves by the steps of those that are awake only.
             None: all are awake. Not with a gradient table, noise that pairs share, a robust mean or attackers.

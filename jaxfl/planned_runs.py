@@ -14,6 +14,7 @@ from jaxfl.core import ArgumentError, check
 from jaxfl.core.vocabulary import flag
 from jaxfl.privacy import clients, gossip, shared, tracking
 from jaxfl.privacy.accountant import Account
+from jaxfl.privacy.gossip.compared import without_theorem
 
 
 class Method(NamedTuple):
@@ -90,9 +91,9 @@ _MOST_ROUNDS = 10_000
 _NOISES = ("noise_std", "noise_gain")
 _TRACKING = "DP-GT"
 # Options of some methods, and their defaults; the parser has none, so that they are refused with other methods.
-IN_PAIRS = ("PrivSGP", "PrivSGP-VR", "DP2-SGD")
+IN_PAIRS = ("PrivSGP", "PrivSGP-VR", "DP2-SGD", "QG-DSGDm", "ED")
 OWN: dict[str, tuple[tuple[str, ...], Any]] = {
-    "local_steps": (("DPFL", "ALI-DPFL"), 1),
+    "local_steps": (("DPFL", "ALI-DPFL", "SCAFFOLD"), 1),
     "active": (("DP-FedAvg",), None),
     "constants_noise": (("ALI-DPFL",), 20.0),
     "constants_batch": (("ALI-DPFL",), None),
@@ -136,11 +137,14 @@ def _tracking() -> Method:
 METHODS = {
     "DPFL": _local_steps(estimates=False),
     "ALI-DPFL": _local_steps(estimates=True),
+    "SCAFFOLD": _local_steps(estimates=False),
     "DP-FedAvg": _updates(),
     "PrivSGP": _gossip(gossip.PRIVSGP),
     "PrivSGP-VR": _gossip(gossip.PRIVSGP_VR),
     "DP2-SGD": _gossip(gossip.DP2_SGD),
     "A(DP)2SGD": _gossip(gossip.A_DP2_SGD),
+    "QG-DSGDm": _gossip(without_theorem("QG-DSGDm")),
+    "ED": _gossip(without_theorem("exact diffusion")),
     _TRACKING: _tracking(),
 }
 

@@ -40,7 +40,8 @@ from jaxfl.core.tasks import evaluated
 from jaxfl.core.tree import descend, number_type, replicate
 from jaxfl.gradients import GradientEstimator, mini_batch
 from jaxfl.graphs import Graph, require_doubly_stochastic, require_strongly_connected, require_undirected
-from jaxfl.privacy import Accountant, NoiseMechanism
+from jaxfl.privacy import NoiseMechanism
+from jaxfl.privacy.gossip.compared import without_theorem
 from jaxfl.privacy.mechanisms import NO_NOISE, check_types, released, require_kept_sum
 
 
@@ -209,9 +210,7 @@ def by_rule(
     def node_params(state):
         return evaluated(task, state.params, state.gradient)
 
-    published = f"The paper of {rule.label} states no privacy."
-    accountant = Accountant(label=rule.label, published=published, releases_per_round=num_steps)
-    releases = of_noisy_gradients(accountant, task, num_nodes, estimator, noise)
+    releases = of_noisy_gradients(without_theorem(rule.label, num_steps), task, num_nodes, estimator, noise)
     nodes = num_nodes, graph.names
     return algorithm(init, draw, update, node_params, estimator.upkeep(task), nodes, releases)
 

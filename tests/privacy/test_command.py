@@ -17,7 +17,7 @@ from jaxfl.frame import override
 from jaxfl.privacy.shared import effective_noise, key_graph
 
 RUN = {"sites": 4, "samples": 120, "batch": 12, "rounds": 20}
-GOSSIP = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD")
+GOSSIP = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "QG-DSGDm", "ED")
 TRACKING = "DP-GT"
 PAIRS = {"trust": "pairs", "shared_ratio": 2.0}
 
@@ -60,9 +60,9 @@ def of_run(method):
 
 @pytest.mark.parametrize("method", command.METHODS)
 def test_it_is_what_a_run_states(capsys, method):
-    more = {"DP-FedAvg": {"active": 2}, "DPFL": {"local_steps": 3}, "ALI-DPFL": {"local_steps": 3}}.get(method, {})
-    more |= {"step_size": 0.3} if method == TRACKING else {}
-    actual = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5, **more)
+    more = {"DP-FedAvg": {"active": 2}, **dict.fromkeys(("DPFL", "ALI-DPFL", "SCAFFOLD"), {"local_steps": 3})}
+    own = more.get(method, {"step_size": 0.3} if method == TRACKING else {})
+    actual = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5, **own)
     assert actual["statements"] == json.loads(json.dumps(of_run(method)))
     divisor = 12 if method in GOSSIP else 1
     assert actual["noise_gain" if method == TRACKING else "noise_std"] == pytest.approx(1.5 * 0.5 / divisor)

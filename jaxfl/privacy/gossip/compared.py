@@ -83,7 +83,12 @@ def _published(label: str, bound: Callable[..., Bound], *notes: str) -> Publishe
     )
 
 
-D_PSGD = Accountant(label="D-PSGD", published="The paper of D-PSGD states no privacy.")
+def without_theorem(label: str, num_steps: int = 1) -> Accountant:
+    """The accountant of a method whose nodes release `num_steps` noisy gradients a round, and whose paper has none."""
+    return Accountant(label=label, published=f"The paper of {label} states no privacy.", releases_per_round=num_steps)
+
+
+D_PSGD = without_theorem("D-PSGD")
 DP2_SGD = Accountant(label="DP2-SGD", published=_published("DP2-SGD", _basic_composition))
 A_DP2_SGD = Accountant(
     label="A(DP)2SGD",

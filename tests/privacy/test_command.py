@@ -60,7 +60,7 @@ def of_run(method):
 
 @pytest.mark.parametrize("method", command.METHODS)
 def test_it_is_what_a_run_states(capsys, method):
-    more = {"DP-FedAvg": {"active": 2}, **dict.fromkeys(("DPFL", "ALI-DPFL", "SCAFFOLD"), {"local_steps": 3})}
+    more = {"DP-FedAvg": {"active": 2}} | {one: {"local_steps": 3} for one in ("DPFL", "ALI-DPFL", "SCAFFOLD")}
     own = more.get(method, {"step_size": 0.3} if method == TRACKING else {})
     actual = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5, **own)
     assert actual["statements"] == json.loads(json.dumps(of_run(method)))

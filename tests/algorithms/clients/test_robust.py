@@ -264,7 +264,7 @@ def test_refusals():
 
 
 def test_an_argument_that_is_missing_is_named():
-    with pytest.raises(ArgumentError, match=r"std: must be called as random_updates\(attackers, std=\)"):
+    with pytest.raises(ArgumentError, match=r"std: must be given as in random_updates\(attackers, std=\)"):
         random_updates([0, 3])  # pyright: ignore[reportCallIssue]
     with pytest.raises(ArgumentError, match="num_active: must be the clients of a round where no num_std is given"):
         alie([0, 3])

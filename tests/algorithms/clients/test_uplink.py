@@ -40,7 +40,7 @@ def algorithm_over(name, uplink, **changes):
 
 
 def sent_in_a_round(name, way, round_index=0, **changes):
-    """(state before, draws, what `send` gets, what it gives, state after), computed eagerly."""
+    """(state before, draws, what `send` gets of every algorithm, what it gives, state after), computed eagerly."""
     seen = []
 
     def send(*arguments):
@@ -52,7 +52,7 @@ def sent_in_a_round(name, way, round_index=0, **changes):
     draws = algorithm.draw(KEY, state, data)
     after, _ = algorithm.update(state, data, draws)
     ((arguments, received),) = seen
-    return state, draws, arguments, received, after
+    return state, draws, arguments[:6], received, after
 
 
 def rows(tree):

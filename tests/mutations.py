@@ -197,7 +197,7 @@ jaxfl/algorithms/per_fed_avg.py: (outer.gradient,) => (inner,)
 jaxfl/algorithms/a_dp2_sgd.py: mean = 0.5 * (old[0] + old[1]) => mean = old[0]
 [tests/algorithms/test_over_links.py]
 jaxfl/channel/links.py: t + (one - rounded) => t + (rounded - one)
-[tests/algorithms/clients/test_selection.py -k "proportion or largest or counted"]
+[tests/algorithms/clients/test_client_selection.py -k "proportion or largest or counted"]
 jaxfl/algorithms/clients/selection.py: top_k(losses, => top_k(-losses,
 jaxfl/algorithms/clients/selection.py: data.sizes if self.is_by_size else None => None
 jaxfl/algorithms/clients/selection.py: forward_evaluations + asked * data.sizes => forward_evaluations + asked

@@ -220,10 +220,8 @@ class Links(NamedTuple):
             here = (number < low) ^ ((success < recovery) & (lag % 2 == 1))  # turned once in each exchange since
             return lag + 1, is_known | (number < low) | (number >= high), jnp.where(is_known, arrived, here)
 
-        unknown = jnp.zeros(shape, bool)
-        return jax.lax.while_loop(
-            lambda carry: ~carry[1].all() & (carry[0] < _LONGEST), back, (jnp.int32(0), unknown, unknown)
-        )[2]
+        first = back((jnp.int32(0), jnp.zeros(shape, bool), jnp.zeros(shape, bool)))
+        return jax.lax.while_loop(lambda carry: ~carry[1].all() & (carry[0] < _LONGEST), back, first)[2]
 
     def _arrival_numbers(self, key: Key, round_index: int | Array, num_nodes: int, shape: tuple[int, ...]) -> Array:
         """Uniform numbers on [0, 1), (n, *shape), float32: a stream for each sender."""

@@ -173,8 +173,8 @@ def test_follows_the_papers_lines(case):
 
     def drawn_in(step):
         draws = rounds.draws[step // num_steps]
-        of_step = jax.tree.map(lambda leaf: leaf[:, step % num_steps], (draws.gradient, draws.noise))
-        return of_step if num_steps > 1 else (draws.gradient, draws.noise)
+        of_round = draws.gradient, draws.noise
+        return of_round if num_steps == 1 else jax.tree.map(lambda leaf: leaf[:, step % num_steps], of_round)
 
     def g(k, x):
         places = np.cumsum([leaf[0].size for leaf in leaves])[:-1]

@@ -37,7 +37,9 @@ def test_the_snippet_runs_and_learns(capsys):
     assert last < 0.5 * first
     heading, *statements = capsys.readouterr().out.splitlines()
     assert "loss of round 1 and 200" in heading
-    assert [line.split()[:2] for line in statements][:2] == [["published", "replace_one"], ["proven", "zero_out"]]
+    shown = [re.match(r"ε = ([\d.]+) (\w+) against all other nodes \((\w+ \w+)", line) for line in statements]
+    assert [one and one.groups()[1:] for one in shown][:2] == [("published", "replace one"), ("proven", "zero out")]
+    assert "refuted at this noise" in statements[0]
     assert 5 < float(statements[1].split()[2]) < 12  # z = 4 at K = 200, q = 80 / 179
 
 

@@ -18,7 +18,7 @@ class Parser(argparse.ArgumentParser):
 
     Guarantees:
         - an unknown option is refused before a missing one, with the option that it stands for.
-        - an option takes the names that other commands have for it.
+        - an option takes the names that other commands have for it, and is taken once.
         - an error is one line, with exit code 2.
     """
 
@@ -35,12 +35,16 @@ class Parser(argparse.ArgumentParser):
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The values of the options, of which none is unknown."""
-        known = [one.lstrip("-").replace("-", "_") for one in self.flags()]
+        known, given = [one.lstrip("-").replace("-", "_") for one in self.flags()], dict[argparse.Action, str]()
         for word in (word.partition("=")[0] for word in args if word.startswith("--")):
             if word not in self.flags():
                 near = hint(word.lstrip("-").replace("-", "_"), known, flag)
                 none = f"must be an option of {self.prog}; there is none of that name"
                 self.error(f"{word}: {none}. {near}See {self.prog} --help.")
+            option = self._option_string_actions[word]
+            if option in given:
+                self.error(f"{word}: must be given once; got {given[option]} as well. Leave one out.")
+            given[option] = word
         return super().parse_args(args, namespace)
 
 

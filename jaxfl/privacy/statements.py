@@ -59,7 +59,7 @@ _NO_PROTECTION = "so large that it protects nothing"
 
 
 class Statement(NamedTuple):
-    """One guarantee, or why there is none."""
+    """One guarantee, or why there is none. `print` shows it as `statement_text` does."""
 
     bound: str  # "published", "reconstructed" (our reading of a paper's formula that could not be obtained) or "proven"
     dp_epsilon: float | None  # of the worst node
@@ -72,6 +72,9 @@ class Statement(NamedTuple):
     node_epsilons: tuple[float, ...] = ()  # of every node, run after run where there are several; else empty
     mechanism: str = ""  # releases of the worst node: their number, noise and samples
     observer: str = ""  # from whom it protects
+
+    def __str__(self) -> str:
+        return statement_text(self._asdict())
 
 
 def statement(

@@ -133,6 +133,11 @@ def test_a_usual_name_of_a_method_is_taken(word, method):
         ("data", ["a.csv", "--label", "y"], "--label", "--label-column"),
         *((name, ["--epsilons", "3"], "--epsilons", "--epsilon") for name in ("plan", "privsgp_vr", "epsilon")),
         ("epsilon", ["--epochs", "1"], "--epochs", "--local-steps"),
+        ("epsilon", ["--local-iterations", "1"], "--local-iterations", "--local-steps"),
+        ("epsilon", ["--target-delta", "1"], "--target-delta", "--dp-delta"),
+        ("epsilon", ["--clients-per-round", "5"], "--clients-per-round", "--num-active"),
+        ("epsilon", ["--l2-norm-clip", "1"], "--l2-norm-clip", "--clip-norm"),
+        ("privsgp_vr", ["--output-dir", "a"], "--output-dir", "--out"),
         ("epsilon", ["--sigma", "1"], "--sigma", "--noise-multiplier"),
         ("epsilon", ["--batchsize=8"], "--batchsize", "--batch-size"),
         ("epsilon", ["--method", "PrivSPG"], "--method", "PrivSGP"),
@@ -148,6 +153,12 @@ def test_a_wrong_word_leads_to_the_right_one(name, words, wrong, meant, capsys):
     said = refusal(name, words, capsys)
     assert re.match(rf"(error: )?{re.escape(wrong)}: ", said), said
     assert f"Did you mean {meant}?" in said, said
+
+
+@pytest.mark.parametrize("words", [["--sites", "9", "--clients", "8"], ["--rounds", "3", "--rounds=5"]])
+def test_an_option_is_taken_once_by_whichever_names(words, capsys):
+    said = refusal("epsilon", words, capsys)
+    assert re.match(rf"error: {words[2].partition('=')[0]}: must be given once; got {words[0]} as well", said), said
 
 
 def test_a_misspelt_option_is_named_before_a_missing_one(capsys):

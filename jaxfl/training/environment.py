@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import jax
 
+import jaxfl
+
 # Besides the configuration, these decide the last bits of a run's numbers.
 _BITS_DEPEND_ON = (
     "jax",
@@ -49,6 +51,7 @@ def describe_environment() -> dict[str, Any]:
     device, settings = jax.devices()[0], cast("Any", jax.config)  # types of its attributes are declared nowhere
     packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
+        "jaxfl": jaxfl.__version__,
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
         "platform": device.platform,

@@ -327,3 +327,13 @@ def test_mixings_cost_their_bits_and_seconds_and_no_epsilon(tmp_path):
     assert len({case["privacy"][0]["dp_epsilon"] for case in cases.values()}) == 1
     accuracies = [case["test_loss"]["mean"] for case in cases.values()]
     assert len({*accuracies}) == 3, "all three change what is measured"
+
+
+def test_all_data_in_one_place_hold_against_whoever_sees_its_models():
+    words = {"method": "PrivSGP", "target_epsilon": 3.0, "noise_std": "calibrated", "nodes": 8, "batch_size": 20}
+    rows = parse(
+        EXPERIMENT, [*shlex.split("--baselines curator"), *(f"--{k.replace('_', '-')}={v}" for k, v in words.items())]
+    )
+    cases = prepare(rows[0].rows).cases
+    observers = [{one["observer"] for one in case.privacy(5)} for case in cases.values() if case.privacy]
+    assert observers == [{"all other nodes"}, {"whoever sees its models"}]

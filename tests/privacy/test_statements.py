@@ -191,11 +191,3 @@ def test_an_epsilon_names_its_observer_and_no_picture_puts_two_observers_on_one_
     assert statement_text(far) == "ε = 2.5 proven against an outside observer (zero out one sample, δ = 1e-05)"
     lines = caption({"A": [near], "B": [far]})
     assert [line.split(" (")[0] for line in lines] == [f"proven against {one['observer']}" for one in (near, far)]
-
-
-def test_one_place_with_all_data_holds_against_whoever_sees_its_models():
-    release = Release("mini_batch", "poisson", 8, 100, 1.0, 1.0)
-    (alone, *_), (several, *_) = (account(PRIVSGP, [release] * n, dp_delta=1e-5).statements(3)[1:] for n in (1, 2))
-    assert (alone.observer, several.observer) == ("whoever sees its models", "all other nodes")
-    assert alone.dp_epsilon == several.dp_epsilon
-    assert str(alone) == statement_text(alone._asdict())

@@ -146,13 +146,12 @@ def _cost(spent: Spent, bound: str, relation: str) -> Bound:
 def _words(nodes: Sequence[Spent], spent: Spent, bound: str, _relation: str, cost: Bound) -> dict[str, Any]:
     """Arguments of `statement`."""
     differ, secrets = len({one.release.noise_std for one in nodes}) > 1, spent.release.secrets
-    others = "whoever sees its models" if spent.num_nodes == 1 else "all other nodes"
     return {
         "bound": spent.accountant.bound_name(bound),
         "gradients": None if is_unbounded(spent.release, bound) else _bound_on_gradients(spent.release),
         "setting": _SETTING if secrets is None else (secrets.setting, *_SETTING[1:]),
         "noise": grid.assumption(spent.release.grid),
-        "observer": others if secrets is None else secrets.observer,
+        "observer": "all other nodes" if secrets is None else secrets.observer,
         "mechanism": _mechanism(spent) + " at the worst node; others have noise of their own" * differ,
         "notes": _notes(spent, bound, float(cost.dp_epsilon)),
     }

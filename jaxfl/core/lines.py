@@ -53,6 +53,9 @@ class Lines(Sequence[dict[str, Any]]):
             rows += layout.pack(place, *[line[name] for name in names])
         self._tables = {form: np.frombuffer(rows, _row_type(form)) for form, (_, _, rows) in packed.items()}
 
+    def __repr__(self) -> str:
+        return f"Lines({len(self)} lines of {len(self.by_case())} cases: {', '.join(self.names())})"
+
     def __len__(self) -> int:
         return sum(map(len, self._tables.values()))
 

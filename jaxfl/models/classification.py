@@ -30,6 +30,9 @@ class Model(NamedTuple):
 
     layers: tuple[tuple[str, Layer], ...]
 
+    def __repr__(self) -> str:
+        return f"Model({', '.join(name for name, _ in self.layers)})"
+
     @property
     def as_layer(self) -> Layer:
         """The whole model as one layer."""

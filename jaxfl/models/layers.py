@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from jaxfl.core import check, one_kernel
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tracing import mark_activation
 from jaxfl.core.types import Array, FactoredLayer, PyTree
 from jaxfl.models import kernels, normalization
@@ -50,6 +51,7 @@ class Layer(NamedTuple):
     init_state: Callable[[], PyTree] | None = None
     train: Callable[[PyTree, PyTree, Array, Array, Array], tuple[Array, PyTree]] | None = None
     tapped: Callable[[PyTree, Array, Array | None], tuple[Array, Array, Array]] | None = None
+    __repr__ = short_repr
 
 
 def normal_kernel(key: Array, shape: tuple[int, ...], scale: float = 1.0) -> Array:

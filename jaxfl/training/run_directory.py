@@ -62,6 +62,11 @@ class RunDirectory:
         self.path, self.config, self.resumed = path, config, resumed
         self._made_above = made_above  # directories, the nearest first
 
+    def __repr__(self) -> str:
+        lanes = [label for one in self.passes for label in one.lanes]
+        cases = f"{len(dict(lanes))} cases, {len(lanes)} runs" if lanes else "no runs yet"
+        return f"RunDirectory({str(self.path)!r}: {self.config.get('experiment')}, {cases})"
+
     def record_training(self, settings: Mapping[str, Any], words: Mapping[str, str] = {}) -> None:
         """Add the training loop's settings to config.json; `refuse_difference` where they are not a resumed run's."""
         given = jsonable(settings, "training")

@@ -1,12 +1,15 @@
 """Records print as short texts, without contents and addresses."""
 
 import jax
+import optax
 import pytest
 from problems import problem, small_task, uneven_data
 from registry import REGISTRY
 
 import jaxfl
+from jaxfl.core.lines import Lines
 from jaxfl.data import load
+from jaxfl.training import open_run
 
 KEY = jax.random.key(0)
 
@@ -23,6 +26,17 @@ def test_learners_and_states_are_short(name):
 def test_data_tasks_and_parts_are_short():
     data = uneven_data()
     assert repr(data).startswith(f"FederatedData(inputs=float32({', '.join(map(str, data.inputs.shape))}), labels=")
-    for record in (data, small_task(), jaxfl.gaussian(0.1), jaxfl.saga(), load("digits")):
+    clients, model = jaxfl.local_steps(1, batch_size=2, optimizer=optax.sgd(0.1)), jaxfl.models.mlp((3, 2))
+    assert repr(model) == "Model(flatten, dense_1)"
+    records = data, small_task(), jaxfl.gaussian(0.1), jaxfl.saga(), load("digits"), clients, *model.layers
+    for record in records:
         assert len(repr(record)) < 700
         assert " at 0x" not in repr(record)
+
+
+def test_runs_and_their_lines_are_short(tmp_path):
+    run = open_run(tmp_path / "run", {})
+    assert repr(run).startswith(f"RunDirectory('{tmp_path / 'run'}': ")
+    assert repr(run).endswith(", no runs yet)")
+    lines = Lines({"case": case, "seed": 0, "round": 0, "loss": 1.0} for case in "AB")
+    assert repr(lines) == "Lines(2 lines of 2 cases: case, seed, round, loss)"

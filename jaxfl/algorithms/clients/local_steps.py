@@ -50,6 +50,7 @@ from jaxfl.core.algorithm import check_optimizer, constructor
 from jaxfl.core.devices import varying_like
 from jaxfl.core.info import Fatal
 from jaxfl.core.platform import is_cpu
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import check_sample_losses, check_task
 from jaxfl.core.tree import number_type
 from jaxfl.gradients import Sampler, fixed, per_example
@@ -114,6 +115,7 @@ class LocalSteps(NamedTuple):
     run: Callable[..., tuple[PyTree, PyTree, Info]]
     counts: Callable[[Step, StepDraws, Array], dict[str, Any]]
     weigh: Callable[[FederatedData, Array], Array]
+    __repr__ = short_repr
 
     @property
     def noise_std(self) -> float | Array:

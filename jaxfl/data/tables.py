@@ -220,7 +220,8 @@ def _inputs(path: str, table: Columns, names: tuple[str, ...]) -> np.ndarray:
         if len(bad):
             position, name = bad[0, 0], names[bad[0, 1]]
             found = f"{table.place(path, name)(position)} has {table.values[name][position]!r}"
-            remedy = "Fill or drop such rows; write kinds, True and False as 0 and 1; leave columns out (drop_columns)."
+            remedy = "Fill or drop such rows; write kinds, True and False as 0 and 1; name the column of sites"
+            remedy += " (site_column); leave columns out (drop_columns)."
             if "," in str(table.values[name][position]):
                 remedy = "Write decimals with a point, or separate cells by semicolons; lists need one length."
             raise ArgumentError("dataset", "must hold finite numbers besides labels and sites", found, remedy)

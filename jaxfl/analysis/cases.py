@@ -41,7 +41,11 @@ METRICS = {  # entry of summary.json -> heading
     "test_loss": "test loss",
     "train_loss": "training loss",
 }
-_COSTS = {"bits_sent": "bits sent", "simulated_seconds": "simulated seconds", "joules": "joules"}
+_COSTS = {  # heading and unit
+    "bits_sent": ("bits sent", "bit"),
+    "simulated_seconds": ("simulated time", "s"),
+    "joules": ("energy", "J"),
+}
 MOST_COLORED = 14  # cases; further ones are grey
 _FEWEST_STEPS = 3  # of a ladder
 _MOST_TICKS = 6  # that fit side by side
@@ -203,7 +207,6 @@ def results(shown: Sequence[Shown]) -> list[Column]:
     """The options that vary, else the case's name; epsilon, metrics, costs, status."""
     from matplotlib.ticker import EngFormatter
 
-    short = EngFormatter(places=2, sep=" ")
     options, names = varying({one.label: one.settings for one in shown})
     columns = [Column(name, [names[one.label][place] for one in shown]) for place, name in enumerate(options)]
     stated = [_stated(one) for one in shown]
@@ -218,11 +221,13 @@ def results(shown: Sequence[Shown]) -> list[Column]:
             columns.append(
                 Column(METRICS[name], [_spread(name, each) for each in values], _aligned(values, unit), unit)
             )
-    for name in _COSTS:
+    for name, (heading, unit) in _COSTS.items():
         costs = [_cost(one, name) for one in shown]
         if any(costs):
+            short = EngFormatter(unit, places=2, sep=" ")
             texts = ["–" if cost is None else short(cost) for cost in costs]
-            columns.append(Column(_COSTS[name], texts, *_in_one_unit(costs)))
+            numbers, letter = _in_one_unit(costs)
+            columns.append(Column(heading, texts, numbers, letter + unit if numbers else ""))
     statuses = [", ".join(dict.fromkeys(one.row.get("status", []))) for one in shown]
     return [*columns, Column("status", statuses)]
 

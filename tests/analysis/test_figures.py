@@ -148,7 +148,7 @@ def test_numbers_of_a_column_have_equal_decimals_and_no_column_stands_twice(tmp_
     (run / "summary.json").write_text(json.dumps(summary))
     text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
     heading, *rows = _cells(text)
-    assert heading == ["case", r"$\varepsilon$", r"test accuracy (\%)", "training loss", "bits sent (M)"]
+    assert heading == ["case", r"$\varepsilon$", r"test accuracy (\%)", "training loss", "bits sent (Mbit)"]
     assert sorted(rows) == [
         ["A", "$2.001$", r"$50.0 \pm 0.0$", r"$0.001 \pm 0.0001$", "$1.20$"],
         ["B", "$3.001$", r"$91.2 \pm 4.1$", r"$20 \pm 2$", "$54.57$"],

@@ -60,6 +60,8 @@ def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.P
         raise ArgumentError("run_dirs", "must hold results to draw", f"{run_dirs[0]} has none", remedy)
     if not folder.parent.is_dir():
         raise ArgumentError("path", "must lie in a folder that exists", f"got {folder}", "Make the folder.")
+    several = any(len(one.row.get("status", [])) > 1 for one in shown)
+    notes = ["mean over seeds; band or bar: smallest to largest"] if several else []
     paths = []
     with matplotlib.rc_context(_PRINTED):
         for chart in pictures:
@@ -67,7 +69,7 @@ def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.P
             axes = figure.add_subplot()
             handles = chart.draw(axes)
             axes.set_ylabel(axes.get_ylabel().replace(", ", ",\n"))  # a column is low
-            legend_below(figure, handles if len(shown) > 1 else {}, num_columns=2)
+            legend_below(figure, handles if len(shown) > 1 else {}, notes, num_columns=2)
             paths.append(save_figure(figure, folder / f"{chart.name}.{form}", dpi=_DPI))
     for run_dir in map(Path, run_dirs):
         cases = read_json(run_dir / "summary.json")["cases"]

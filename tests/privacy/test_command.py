@@ -116,7 +116,9 @@ def test_bound_and_relation_choose_what_the_target_is_for(capsys):
 
 
 def test_samples_of_each_site_are_counted_by_themselves(capsys):
-    command.main([*words("DPFL", noise_multiplier=1.5), "--json", "--samples", "60", "120", "240", "480"])
+    given = words("DPFL", noise_multiplier=1.5)
+    at = given.index("--samples") + 1
+    command.main([*given[:at], "60", "120", "240", "480", *given[at + 1 :], "--json"])
     smallest_first = json.loads(capsys.readouterr().out)["statements"][1]["node_epsilons"]
     assert smallest_first == sorted(smallest_first, reverse=True)
     assert len(set(smallest_first)) == 4

@@ -30,6 +30,7 @@ import numpy as np
 from jaxfl.channel.quantize import Quantizer
 from jaxfl.core import Array, Key, Purpose, PyTree, check, leaf_key, node_keys, one_kernel, purpose_key
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.devices import varying_like
 from jaxfl.core.tree import copied
 
 LOST_MESSAGES = "lost_messages"
@@ -144,7 +145,9 @@ class Links(NamedTuple):
         self.check_num_nodes(num_nodes)
         rounding, arrived = self.draw_rounding(key, round_index, num_nodes), None
         if self.may_lose:
-            arrived = self._arrived(lambda k: self._arrival_numbers(key, k, num_nodes, ()), round_index, (num_nodes,))
+            arrived = self._arrived(
+                lambda k: self._arrival_numbers(key, k, num_nodes, ()), round_index, (num_nodes,), key
+            )
         return LinkDraws(arrived=arrived, rounding=rounding)
 
     def draw_between(self, key: Key, round_index: int | Array, num_nodes: int) -> LinkDraws:
@@ -169,7 +172,9 @@ class Links(NamedTuple):
             return LinkDraws(arrived=None, rounding=rounding)
         shape = num_nodes, num_nodes
         # Entry (i, j) is number i of sender j's stream, whose first numbers do not depend on their count.
-        arrived = self._arrived(lambda k: self._arrival_numbers(key, k, num_nodes, shape[1:]).T, round_index, shape)
+        arrived = self._arrived(
+            lambda k: self._arrival_numbers(key, k, num_nodes, shape[1:]).T, round_index, shape, key
+        )
         if self.symmetric:
             above = jnp.triu(arrived, 1)
             arrived = above | above.T
@@ -201,7 +206,7 @@ class Links(NamedTuple):
             return total
         return jax.tree.map(lambda t, one, rounded: t + (one - rounded), total, value, other)
 
-    def _arrived(self, numbers: Callable[[Any], Array], place: int | Array, shape: tuple[int, ...]) -> Array:
+    def _arrived(self, numbers: Callable[[Any], Array], place: int | Array, shape: tuple[int, ...], key: Key) -> Array:
         """Which messages of an exchange arrive, bool of this shape, by the uniform numbers of each exchange."""
 
         def of_links(value):
@@ -220,7 +225,8 @@ class Links(NamedTuple):
             here = (number < low) ^ ((success < recovery) & (lag % 2 == 1))  # turned once in each exchange since
             return lag + 1, is_known | (number < low) | (number >= high), jnp.where(is_known, arrived, here)
 
-        first = back((jnp.int32(0), jnp.zeros(shape, bool), jnp.zeros(shape, bool)))
+        unknown = varying_like(jnp.zeros(shape, bool), key, place)
+        first = jnp.int32(0), unknown, unknown
         return jax.lax.while_loop(lambda carry: ~carry[1].all() & (carry[0] < _LONGEST), back, first)[2]
 
     def _arrival_numbers(self, key: Key, round_index: int | Array, num_nodes: int, shape: tuple[int, ...]) -> Array:

@@ -12,6 +12,7 @@ from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import varying_like
 from jaxfl.core.node_loop import automatic
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tasks import accuracy, cross_entropy, scale_images
 from jaxfl.core.types import Array, Factors, Part, PyTree, Task, Variables
 from jaxfl.models.composite import composite
@@ -30,8 +31,7 @@ class Model(NamedTuple):
 
     layers: tuple[tuple[str, Layer], ...]
 
-    def __repr__(self) -> str:
-        return f"Model({', '.join(name for name, _ in self.layers)})"
+    __repr__ = short_repr
 
     @property
     def as_layer(self) -> Layer:

@@ -27,7 +27,6 @@ def test_data_tasks_and_parts_are_short():
     data = uneven_data()
     assert repr(data).startswith(f"FederatedData(inputs=float32({', '.join(map(str, data.inputs.shape))}), labels=")
     clients, model = jaxfl.local_steps(1, batch_size=2, optimizer=optax.sgd(0.1)), jaxfl.models.mlp((3, 2))
-    assert repr(model) == "Model(flatten, dense_1)"
     records = data, small_task(), jaxfl.gaussian(0.1), jaxfl.saga(), load("digits"), clients, *model.layers
     for record in records:
         assert len(repr(record)) < 700

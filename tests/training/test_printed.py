@@ -45,7 +45,7 @@ METRICS = {  # how headings begin
     "train loss": "train_loss",
     "training loss": "train_loss",
 }
-COSTS = {"bits sent": "total_bits_sent", "simulated seconds": "total_simulated_seconds", "joules": "total_joules"}
+COSTS = {"bits sent": "total_bits_sent", "simulated time": "total_simulated_seconds", "energy": "total_joules"}
 ACCURACY, JOULES, DP_DELTA = "test_accuracy", "total_joules", 1e-5
 NUMBER = re.compile(r"(?<![\w.])-?(\d+)(?:\.(\d+))?(?:e([-+]\d+))?(?:\s?([kMGmµ])(?=$|bit|s|J))?")
 PREFIXES = {"k": 1e3, "M": 1e6, "G": 1e9, "m": 1e-3, "µ": 1e-6, "": 1.0}

@@ -30,7 +30,6 @@ class Model(NamedTuple):
     """
 
     layers: tuple[tuple[str, Layer], ...]
-
     __repr__ = short_repr
 
     @property

@@ -1,92 +1,44 @@
-"""Options of experiments.methods, and the algorithm that each method is."""
+"""Options of experiments.methods."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+import functools
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
-import numpy as np
 import optax
 
-from jaxfl import algorithms, channel, gradients, graphs
+from jaxfl import algorithms, channel, gradients
+from jaxfl.algorithms.clients.local_steps import LocalSteps
+from jaxfl.algorithms.clients.uplink import Uplink
 from jaxfl.core import Algorithm, ArgumentError, Task, check
 from jaxfl.frame import Clients, Costs, Data, Network, Prepared, Row, Run, cases_of, where
-from jaxfl.frame.choose import Choice, choose
+from jaxfl.frame.choose import choose
 from jaxfl.frame.options import affects_statements_only, traced
+from jaxfl.frame.records import cut
+from jaxfl.training import Measure
 
-GRAPHS = {name: getattr(graphs, name) for name in ("exponential", "directed_ring", "ring", "complete", "star")}
-
-
-class At(NamedTuple):
-    """Task and arguments that a method gets beside its own numbers."""
-
-    task: Task
-    common: Mapping[str, Any]  # arguments of all methods of its kind
-    uneven_steps: np.ndarray  # (n,), 1, 2, ..., local_steps, 1, ...
-    local_steps: int
-
-    def __call__(self, constructor: Callable[..., Algorithm], **own: Any) -> Algorithm:
-        """The method with its own numbers."""
-        return constructor(self.task, **self.common, **own)
-
-
-def _adaptive(constructor: Callable[..., Algorithm]) -> Callable[..., Algorithm]:
-    return lambda at, *, adaptive_step_size: at(constructor, server_step_size=adaptive_step_size)
-
-
-def _avgm(at: At, *, server_step_size: Any, momentum: Any) -> Algorithm:
-    return at(algorithms.fed_avgm, server_step_size=server_step_size, server_momentum=momentum)
-
-
-SERVER: Mapping[str, Callable[..., Algorithm]] = {
-    "FedAvg": lambda at: at(algorithms.fed_avg),
-    "FedProx": lambda at, *, proximal: at(algorithms.fed_prox, proximal=proximal),
-    "SCAFFOLD": lambda at, *, server_step_size: at(algorithms.scaffold, server_step_size=server_step_size),
-    "FedNova": lambda at: at(algorithms.fed_nova, num_steps=at.uneven_steps),
-    "FedDyn": lambda at, *, proximal: at(algorithms.fed_dyn, proximal=proximal),
-    "FedAvgM": _avgm,
-    "FedAdam": _adaptive(algorithms.fed_adam),
-    "FedYogi": _adaptive(algorithms.fed_yogi),
-    "FedAdagrad": _adaptive(algorithms.fed_adagrad),
-    "q-FedAvg": lambda at, *, fairness: at(algorithms.q_fed_avg, fairness=fairness),
-}
-GRAPH: Mapping[str, Callable[..., Algorithm]] = {
-    "D-PSGD": lambda at: at(algorithms.d_psgd, num_final_mixings=1),  # its round ends with each node's own step
-    "SGP": lambda at: at(algorithms.push_sum),
-    "D-SGDm": lambda at, *, momentum: at(algorithms.d_sgdm, momentum=momentum),
-    "QG-DSGDm": lambda at, *, momentum: at(algorithms.qg_dsgdm, momentum=momentum),
-    "ED": lambda at: at(algorithms.exact_diffusion),
-    "NIDS": lambda at: at(algorithms.nids),
-    "EXTRA": lambda at: at(algorithms.extra),
-    "DIGing": lambda at: at(algorithms.diging),
-    "NEXT": lambda at: at(algorithms.atc_tracking),
-    "Aug-DGM": lambda at: at(algorithms.atc_tracking, variant="aug_dgm"),
-    "K-GT": lambda at, *, communication_step: at(
-        algorithms.k_gt, num_local_steps=at.local_steps, communication_step=communication_step
-    ),
-    "ProxSkip": lambda at, *, exchange_probability: at(algorithms.prox_skip, exchange_probability=exchange_probability),
-    "CHOCO-SGD": lambda at, *, kept_share, consensus_step: at(
-        algorithms.choco_sgd, compressor=channel.top_k(kept_share), consensus_step=consensus_step
-    ),
-}
-METHODS = {**SERVER, **GRAPH}
-CHOICE = Choice("method", METHODS)
-COMPARED = tuple(name for name in METHODS if name != "q-FedAvg")  # whose aim is another: equal losses
-UNDIRECTED = ("ED", "NIDS", "EXTRA", "ProxSkip", "CHOCO-SGD")  # which need one symmetric matrix
-AVERAGED = ("FedAvg", "FedProx", "FedNova", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad")  # by any rule
-AGGREGATES: Mapping[str, Callable[[int], Any]] = {  # by the number of attackers
-    "median": lambda f: algorithms.coordinate_median(),
-    "trimmed_mean": algorithms.trimmed_mean,
-    "krum": algorithms.krum,
-    "geometric_median": lambda f: algorithms.geometric_median(),
-    "centered_clipping": lambda f: algorithms.centered_clipping(1.0),
-}
-ATTACKS: Mapping[str, Callable[..., Any]] = {
-    "sign_flip": lambda numbers, active: algorithms.sign_flip(numbers, scale=3.0),
-    "random": lambda numbers, active: algorithms.random_updates(numbers, std=1.0),
-    "alie": lambda numbers, active: algorithms.alie(numbers, num_active=active),
-}
+from .choices import (
+    AGGREGATES,
+    ATTACKS,
+    AVERAGED,
+    CHOICE,
+    COMPRESSORS,
+    DRAWN,
+    FEEDBACK,
+    GRAPH,
+    GRAPHS,
+    PERSONAL,
+    SELECTION,
+    SERVER,
+    SLEEP,
+    SLEEPERS,
+    SPARED,
+    UNDIRECTED,
+    At,
+    compresses,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,21 +46,28 @@ class Learning:
     """The method and its numbers."""
 
     COUNTS: ClassVar = (
-        where("method", SERVER, "num_active"),
+        where("method", DRAWN, "num_active", "selection"),
         where("method", (*SERVER, "K-GT"), "local_steps"),
         where("method", GRAPH, "graph"),
         where("method", [name for name in GRAPH if name != "CHOCO-SGD"], "mixings"),
         CHOICE.counts,
-        where("method", AVERAGED, "aggregate", "attack"),
-        {"attackers": lambda options: options["attack"] != "none" or options["aggregate"] in ("trimmed_mean", "krum")},
+        where("method", AVERAGED, "aggregate", "attack", "feedback"),
+        where("method", SLEEPERS, "sleep"),
+        FEEDBACK.counts,
+        SELECTION.counts,
+        SLEEP.counts,
+        dict.fromkeys(("compressor", "kept_share"), compresses),
+        {"attackers": lambda options: options["attack"] != "none" or options["aggregate"] in SPARED},
     )
     method: Literal[
-        "FedAvg", "FedProx", "SCAFFOLD", "FedNova", "FedDyn", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad",
-        "D-PSGD", "SGP", "D-SGDm", "QG-DSGDm", "ED", "NIDS", "EXTRA", "DIGing", "NEXT", "Aug-DGM",
-        "K-GT", "ProxSkip", "CHOCO-SGD", "q-FedAvg"
+        "FedAvg", "FedProx", "SCAFFOLD", "FedNova", "FedDyn", "q-FedAvg", "FedAvgM", "FedAdam", "FedYogi", "FedAdagrad",
+        "Ditto", "APFL", "Per-FedAvg", "FedPer", "FedRep", "alone",
+        "D-PSGD", "SGP", "D-SGDm", "QG-DSGDm", "CHOCO-SGD",
+        "ED", "NIDS", "EXTRA", "ProxSkip", "DIGing", "NEXT", "Aug-DGM", "GT-SAGA", "K-GT"
     ] = "FedAvg"  # fmt: skip
-    """Up to FedAdagrad, and q-FedAvg, with a server, else over a graph: docs/methods.md has each method's lines and
-    source. Clients of FedNova make 1, 2, ..., local_steps, 1, ... steps."""
+    """Up to alone with a server, else over a graph: docs/methods.md has each method's lines and source. From Ditto to
+    alone each client has a model of its own, and needs --own-test. FedNova's clients make 1, 2, ..., local_steps, 1,
+    ... steps; the last of FedRep's is the body's."""
     rounds: int = 100
     """Rounds of every method. Over a graph a round is one gradient step, with a server and in K-GT local_steps."""
     step_size: float = traced(0.1)
@@ -122,7 +81,7 @@ class Learning:
     num_active: int = 16
     """Clients of a round; all by default."""
     proximal: float = traced(0.01)
-    """Weight of FedProx's proximal term (mu) and of FedDyn's (alpha)."""
+    """Weight of FedProx's proximal term (mu), of FedDyn's (alpha) and of Ditto's (lambda)."""
     server_step_size: float = traced(1.0)
     """Step size of the server in SCAFFOLD and FedAvgM."""
     adaptive_step_size: float = traced(0.03)
@@ -131,24 +90,80 @@ class Learning:
     """Momentum of FedAvgM's server, and of the nodes in D-SGDm and QG-DSGDm."""
     fairness: float = traced(1.0)
     """How much more clients with larger losses weigh in q-FedAvg (q); 0 is FedAvg whose clients weigh alike."""
-    graph: Literal["exponential", "directed_ring", "ring", "complete", "star"] = "ring"
-    """Graph of the methods without a server. ED, NIDS, EXTRA, ProxSkip and CHOCO-SGD need an undirected one."""
+    own_share: float = traced(0.5)
+    """Share of a client's own model in APFL's mixture at the start, which adapts."""
+    inner_step_size: float = traced(0.05)
+    """Step size (alpha) of the step after which Per-FedAvg's model is to be good; its test makes this step, too."""
+    graph: Literal["exponential", "directed_ring", "ring", "complete", "star", "base"] = "ring"
+    """Graph of the methods without a server; base is the base-2 graph, another matching in each round. ED, NIDS, EXTRA,
+    ProxSkip and CHOCO-SGD need an undirected one that stays."""
     exchange_probability: float = traced(0.3)
     """Share of the rounds in which ProxSkip sends, in (0, 1]."""
+    compressor: Literal["top_k", "rand_k"] = "top_k"
+    """Numbers of a message that CHOCO-SGD, error_feedback and ef21 send: the largest ones, or some at random."""
     kept_share: float = 0.1
-    """Share of a message's numbers that CHOCO-SGD sends, the largest ones."""
+    """Share of a message's numbers that the compressor keeps."""
     consensus_step: float = traced(0.3)
     """Step of CHOCO-SGD's mixing; it diverges where this is too large for kept_share."""
     mixings: int = 1
     """Exchanges in place of each one of a method over a graph."""
-    aggregate: Literal["mean", "median", "trimmed_mean", "krum", "geometric_median", "centered_clipping"] = "mean"
-    """How the server joins the clients' updates. All but mean weigh clients alike. centered_clipping clips at 1."""
+    aggregate: Literal[
+        "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "centered_clipping"
+    ] = "mean"  # fmt: skip
+    """How the server joins the clients' updates. All but mean weigh clients alike. multi_krum keeps num_active -
+    2 attackers - 3 of them, and centered_clipping clips at 1."""
     attack: Literal["none", "sign_flip", "random", "alie"] = "none"
     """What attackers send: -3 times their update, normal noise, or the honest mean less some standard deviations."""
     attackers: int = 3
     """Clients that attack, the first ones; robust aggregates are made for as many."""
+    feedback: Literal["none", "error_feedback", "ef21", "client_momentum"] = "none"
+    """What clients send in place of their updates: docs/methods.md. The first two compress, without aggregate and
+    attack; clients weigh alike in ef21."""
+    client_momentum: float = traced(0.9)
+    """Momentum (beta) of what clients send, in [0, 1)."""
+    selection: Literal["uniform", "by_size", "by_loss"] = "uniform"
+    """How the num_active clients of a round are drawn; by_loss takes those of the candidates with the largest loss."""
+    num_candidates: int = 16
+    """Candidates of by_loss; all clients by default."""
+    sleep: Literal["none", "random", "markov", "cyclic"] = "none"
+    """Nodes that sleep in some rounds: independently, by a chain of their own, or in turn."""
+    awake_rate: float = traced(0.7)
+    """Probability that a node is awake; with markov, in a round after one in which it was."""
+    wake_rate: float = traced(0.5)
+    """Probability that a node is awake after a round in which it slept."""
+    sleep_period: int = 3
+    """Rounds after which cyclic sleep repeats."""
+    num_awake: int = 2
+    """Rounds of a period in which a node is awake, more than half of it."""
     target_accuracy: float = affects_statements_only(0.9)
-    """Test accuracy to which methods.csv counts bits."""
+    """Accuracy to which methods.csv counts bits."""
+
+    def compress(self) -> channel.Compressor:
+        """How messages are compressed."""
+        return COMPRESSORS[self.compressor](self.kept_share)
+
+    def clients(self, optimizer: optax.GradientTransformation | None = None) -> LocalSteps:
+        """The steps of a client, with plain SGD by default."""
+        weighs_alike = self.aggregate != "mean" or self.feedback == "ef21" or self.selection == "by_size"
+        by_data = self.method in (*AVERAGED, "Ditto", "APFL", "Per-FedAvg") and not weighs_alike
+        return algorithms.local_steps(
+            self.local_steps,
+            batch_size=self.batch_size,
+            optimizer=optax.sgd(self.step_size) if optimizer is None else optimizer,
+            weighting="data" if by_data else "uniform",
+        )
+
+    def uplink(self) -> Uplink | None:
+        """What happens to updates on their way; None where nothing does."""
+        make, attack = AGGREGATES.get(self.aggregate), ATTACKS.get(self.attack)
+        ways = {
+            "aggregate": make and make(self.attackers, self.num_active),
+            "attack": attack and attack(range(self.attackers), self.num_active),
+            "feedback": choose(FEEDBACK, vars(self))(self),
+        }
+        ways = ways if self.method in AVERAGED else {}
+        ways |= {"selection": choose(SELECTION, vars(self))()}
+        return None if {*ways.values()} == {None} else algorithms.uplink(**ways)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,27 +188,34 @@ class Configuration:
             gradient = gradients.mini_batch(sampler=gradients.uniform(learning.batch_size))
             common = {"graph": GRAPHS[learning.graph](nodes), "gradient": gradient, "step_size": learning.step_size}
             common |= {} if learning.method == "CHOCO-SGD" else {"num_mixings": learning.mixings}
+            common |= {"activation": choose(SLEEP, vars(learning))()} if learning.method in SLEEPERS else {}
         else:
-            clients = algorithms.local_steps(
-                learning.local_steps,
-                batch_size=learning.batch_size,
-                optimizer=optax.sgd(learning.step_size),
-                weighting="data" if learning.method in AVERAGED and learning.aggregate == "mean" else "uniform",
-            )
-            common = {"clients": clients, "num_active": learning.num_active, "uplink": self.uplink()}
-        at = At(self.task(), common, 1 + np.arange(nodes) % learning.local_steps, learning.local_steps)
-        return choose(CHOICE, vars(learning))(at)
+            common = {"clients": learning.clients(), "num_active": learning.num_active, "uplink": learning.uplink()}
+        return choose(CHOICE, vars(learning))(At(self.task(), common, learning, nodes))
 
-    def uplink(self) -> Any:
-        """What happens to updates on their way; None where nothing does."""
-        learning = self.learning
-        if learning.method not in AVERAGED or (learning.aggregate, learning.attack) == ("mean", "none"):
-            return None
-        make, attack = AGGREGATES.get(learning.aggregate), ATTACKS.get(learning.attack)
-        return algorithms.uplink(
-            aggregate=make and make(learning.attackers),
-            attack=attack and attack(range(learning.attackers), learning.num_active),
-        )
+    def measures(self) -> Mapping[str, Measure]:
+        """The measure of Per-FedAvg's models on the clients' own test samples; others have the frame's."""
+        if self.learning.method != "Per-FedAvg":
+            return {}
+        return {"own": _after_own_step(self.data, self.clients, self.network, self.learning.inner_step_size)}
+
+
+@functools.lru_cache(maxsize=64)
+def _after_own_step(data: Data, clients: Clients, network: Network, inner_step_size: float) -> Measure:
+    """The frame's measure on the clients' own test samples, after each client's step on its training samples."""
+    task = network.task(data)
+    own, trains, holds_out = clients.own_scores(data, task), clients.data(data), cut(data, clients, held=True)
+
+    def compute(node_params, arrays):
+        train, tests = arrays
+        adapted = algorithms.after_own_step(task, train, node_params, inner_step_size=inner_step_size)
+        return own.compute(adapted, tests)
+
+    return Measure(
+        compute,
+        prepare=lambda key, both: (both[0], own.prepare(key, both[1])),
+        data=lambda seed: (trains(seed), holds_out(seed)),
+    )
 
 
 def check_config(config: Configuration) -> None:
@@ -201,16 +223,27 @@ def check_config(config: Configuration) -> None:
     learning, nodes = config.learning, config.clients.nodes
     check.at_least(1, rounds=learning.rounds, local_steps=learning.local_steps, attackers=learning.attackers)
     check.open_unit(target_accuracy=learning.target_accuracy)
-    if learning.method in SERVER and not 1 <= learning.num_active <= nodes:
+    check.probability(own_share=learning.own_share, client_momentum=learning.client_momentum)
+    check.below(1, client_momentum=learning.client_momentum)
+    if learning.method in PERSONAL and not config.clients.own_test:
+        requirement = f"must be above 0 for {learning.method}, whose clients have models for their own data"
+        raise ArgumentError("own_test", requirement, "got 0", "Pass --own-test 0.2.")
+    if learning.method in ("FedPer", "FedRep") and len(config.task().blocks) < 2:
+        requirement, found = f"must have a layer for {learning.method}, whose head only is personal", "got none"
+        raise ArgumentError("hidden", requirement, found, "Pass --hidden 32.")
+    if learning.method in DRAWN and learning.selection != "uniform" and learning.num_active >= nodes:
+        requirement = f"must be below all {nodes} clients where they are chosen {learning.selection}"
+        raise ArgumentError("num_active", requirement, f"got {learning.num_active}", "Pass fewer clients of a round.")
+    if learning.method in DRAWN and not 1 <= learning.num_active <= nodes:
         requirement, found = f"must be from 1 to all {nodes} clients", f"got {learning.num_active}"
         raise ArgumentError("num_active", requirement, found, "Pass fewer clients of a round, or more --nodes.")
-    count, robust = learning.attackers, learning.aggregate in ("krum", "trimmed_mean")
-    most = (learning.num_active - {"krum": 3, "trimmed_mean": 1}.get(learning.aggregate, 0)) // 2
+    count, robust = learning.attackers, learning.aggregate in SPARED
+    most = (learning.num_active - SPARED.get(learning.aggregate, 0)) // 2
     if learning.method in AVERAGED and (robust or learning.attack != "none") and count > most:
         requirement = f"must be at most {most} for {learning.aggregate} of {learning.num_active} clients"
         raise ArgumentError("attackers", requirement, f"got {count}", "Pass fewer, or more --num-active.")
-    if learning.method in UNDIRECTED and learning.graph in ("exponential", "directed_ring"):
-        requirement, found = f"must be undirected for {learning.method}", f"got {learning.graph}"
+    if learning.method in UNDIRECTED and learning.graph in ("exponential", "directed_ring", "base"):
+        requirement, found = f"must be undirected, and stay, for {learning.method}", f"got {learning.graph}"
         raise ArgumentError("graph", requirement, found, "Pass ring, complete or star.")
 
 
@@ -226,7 +259,8 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
         config: Configuration = row.config
         work = config.network.work(config.data)
         ledger = config.costs.ledger(work, config.learning.batch_size)
-        return {"data": config.clients.data(config.data), "num_rounds": config.learning.rounds, "ledger": ledger}
+        data, rounds = config.clients.data(config.data), config.learning.rounds
+        return {"data": data, "num_rounds": rounds, "ledger": ledger, "measures": config.measures()}
 
     first: Configuration = next(iter(rows.values())).config
     methods = ", ".join(dict.fromkeys(row.config.learning.method for row in rows.values()))

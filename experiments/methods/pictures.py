@@ -16,11 +16,16 @@ from jaxfl.frame import Finished, Row
 from jaxfl.frame.options import text_of
 from jaxfl.training.summary import format_spread, write_table
 
-from .options import SERVER
+from .choices import KINDS, SERVER
 
 TABLE = "methods.csv"
-_METRIC = "test_accuracy"
 _OWN, _TO = ("method", "step_size"), "bits_to_"
+
+
+def judged_by(finished: Finished) -> str:
+    """The metric that chooses steps and stands in the table: on the nodes' own test samples, where they have some."""
+    has_own = all(row.config.clients.own_test for row in finished.rows.values())
+    return "own_accuracy" if has_own else "test_accuracy"
 
 
 def finish(finished: Finished) -> list[Path]:
@@ -28,10 +33,10 @@ def finish(finished: Finished) -> list[Path]:
     folder, places = finished.run.path, best_cases(finished)
     if not places:
         return []
-    by_case = read_lines(folder).after(0).by_case()
+    by_case, metric = read_lines(folder).after(0).by_case(), judged_by(finished)
     curves: dict[str, Curve] = {}
     for name in places:
-        curves[name] = seeds_curve(by_case[name], _METRIC, _on_the_wire(finished.rows[name]))
+        curves[name] = seeds_curve(by_case[name], metric, _on_the_wire(finished.rows[name]))
     equal_bits = min(float(curve.x[-1]) for curve in curves.values() if curve.x[-1] > 0)
     rows = [_row(finished, name, curves[name], equal_bits) for name in places]
     write_table(folder / TABLE, rows)
@@ -42,9 +47,9 @@ def finish(finished: Finished) -> list[Path]:
 
 def best_cases(finished: Finished) -> list[str]:
     """Name the case of the best step, by mean final accuracy, of each method and other options that vary."""
-    best: dict[Any, tuple[float, str]] = {}
+    best, metric = dict[Any, tuple[float, str]](), judged_by(finished)
     for name, row in finished.rows.items():
-        of_seeds = (finished.summary["cases"][name].get(_METRIC) or {}).get("per_seed", [None])
+        of_seeds = (finished.summary["cases"][name].get(metric) or {}).get("per_seed", [None])
         if None in of_seeds:
             continue
         mean = sum(of_seeds) / len(of_seeds)
@@ -61,7 +66,7 @@ def _on_the_wire(row: Row) -> tuple[str, ...]:
 
 def _row(finished: Finished, name: str, curve: Curve, equal_bits: float) -> dict[str, Any]:
     """Row of methods.csv: after equal rounds, after equal bits, and the bits to an accuracy; None where not reached."""
-    row, case = finished.rows[name], finished.summary["cases"][name]
+    row, case, metric = finished.rows[name], finished.summary["cases"][name], judged_by(finished)
     learning = row.config.learning
     steps = [
         other.config.learning.step_size
@@ -75,11 +80,11 @@ def _row(finished: Finished, name: str, curve: Curve, equal_bits: float) -> dict
         **{option: value for option, value in row.settings.items() if option not in _OWN},
         "step_size": learning.step_size,
         "at_an_end": len(steps) > 1 and learning.step_size in (min(steps), max(steps)),
-        _METRIC: case[_METRIC]["mean"],
-        f"{_METRIC}_std": case[_METRIC]["std"],
-        f"{_METRIC}_worst_node": case[f"{_METRIC}_worst_node"]["mean"],
+        metric: case[metric]["mean"],
+        f"{metric}_std": case[metric]["std"],
+        f"{metric}_worst_node": case[f"{metric}_worst_node"]["mean"],
         "bits": float(curve.x[-1]),
-        f"{_METRIC}_at_equal_bits": float(curve.mean[affordable[-1]]) if affordable.size else None,
+        f"{metric}_at_equal_bits": float(curve.mean[affordable[-1]]) if affordable.size else None,
         "equal_bits": equal_bits,
         f"{_TO}{learning.target_accuracy:g}": float(curve.x[reached[0]]) if reached.size else None,
         "case": name,
@@ -88,6 +93,7 @@ def _row(finished: Finished, name: str, curve: Curve, equal_bits: float) -> dict
 
 def _table(finished: Finished, rows: list[dict[str, Any]]) -> Table:
     """A row a method."""
+    metric = judged_by(finished)
     (reached,) = [name for name in rows[0] if name.startswith(_TO)]
     seeds = len(finished.summary["seeds"])
     note = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
@@ -101,10 +107,10 @@ def _table(finished: Finished, rows: list[dict[str, Any]]) -> Table:
         table.add_column(name.replace("_", " "), overflow="fold")
     for name in ("nodes (%)", "worst", "equal bits", "Mbit", f"to {100 * float(reached.removeprefix(_TO)):g} %"):
         table.add_column(name, justify="right")
-    for row in sorted(rows, key=lambda row: -row[_METRIC]):
+    for row in sorted(rows, key=lambda row: -row[metric]):
         case = finished.summary["cases"][row["case"]]
-        cells = [format_spread(name, case[name]) for name in (_METRIC, f"{_METRIC}_worst_node")]
-        equal = row[f"{_METRIC}_at_equal_bits"]
+        cells = [format_spread(name, case[name]) for name in (metric, f"{metric}_worst_node")]
+        equal = row[f"{metric}_at_equal_bits"]
         bits = ["-" if equal is None else f"{100 * equal:.1f}", millions(row["bits"]), millions(row[reached])]
         own = [text_of(row[name]) for name in varied]
         table.add_row(row["method"], *own, f"{row['step_size']:g}" + "*" * row["at_an_end"], *cells, *bits)
@@ -122,13 +128,14 @@ def millions(bits: float | None) -> str:
 
 
 def _picture(finished: Finished, rows: list[dict[str, Any]], curves: Mapping[str, Curve], by_case: Any) -> Picture:
-    """Accuracy against rounds, and against bits."""
-    clients = next(iter(finished.rows.values())).config.clients
-    title = run_title(finished.run.path / "config.json")
-    of_rounds = [curve_mark(row["method"], seeds_curve(by_case[row["case"]], _METRIC)) for row in rows]
-    of_bits = [curve_mark(row["method"], curves[row["case"]]) for row in rows]
-    plots = [
-        Plot("test accuracy", "round", of_rounds, is_accuracy=True),
-        Plot("", "bits sent by all, servers included", of_bits, is_accuracy=True, log="x"),
-    ]
+    """Accuracy against rounds and against bits, a row of plots for each kind of method."""
+    clients, metric = next(iter(finished.rows.values())).config.clients, judged_by(finished)
+    title, plots = run_title(finished.run.path / "config.json"), []
+    for kind, methods in KINDS.items():
+        own = [row for row in rows if row["method"] in methods]
+        of_rounds = [curve_mark(row["method"], seeds_curve(by_case[row["case"]], metric)) for row in own]
+        of_bits = [curve_mark(row["method"], curves[row["case"]]) for row in own]
+        label = metric.replace("_", " ")
+        plots += [Plot(label, "round", of_rounds, is_accuracy=True, title=kind)] * bool(own)
+        plots += [Plot("", "bits sent by all", of_bits, is_accuracy=True, log="x", title=kind)] * bool(own)
     return Picture("methods", f"{title}: {clients.nodes} nodes ({clients.partition}), best step of each", plots)

@@ -15,7 +15,7 @@ DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
 MARKS = dict(zip((*COLORS, *_GREYS, GREY), "osD^vPX*<>pdhH.", strict=True))  # color -> mark of its points
 _BASELINES = ("alone", "pooled", "curator", "without noise")
 _WITH_SERVER = ("DPFL", "ALI-DPFL", "DP-FedAvg", "SCAFFOLD", "FedAvg", "FedAvgM", "FedProx", "FedNova", "FedDyn")
-_WITH_SERVER += ("FedAdam", "FedYogi", "FedAdagrad")
+_WITH_SERVER += ("FedAdam", "FedYogi", "FedAdagrad", "q-FedAvg", "Ditto", "APFL", "Per-FedAvg", "FedPer", "FedRep")
 
 
 def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -151,7 +151,7 @@ def with_held_out(config: Any, measures: Mapping[str, Measure]) -> dict[str, Mea
     result, validation = {**measures}, getattr(config.data, "validation", 0)
     for record in vars(config).values():
         if getattr(record, "own_test", 0):
-            result["own"] = record.own_scores(config.data, config.task())
+            result.setdefault("own", record.own_scores(config.data, config.task()))
     if validation and "test" in result:
         requirement, remedy = "must be 0 where models are calibrated before they are tested", "Leave it out."
         raise ArgumentError("validation", requirement, f"got {validation:g}", remedy)

@@ -47,12 +47,12 @@ class Measure(NamedTuple):
             `Scores`, always for the entry "test" of `Case.measures`. Pure and traced.
         prepare: (base key (), data on the device) -> arrays, a pytree, once a seed. The arrays are an argument of the
             compiled program, never a constant of it. A leaf that is the same object for all seeds is held once.
-        data: seed -> the data that `prepare` takes in place of the training data; None: the training data.
+        data: seed -> the data, or several in a tuple, that `prepare` takes in place of the training data; None: these.
     """
 
     compute: Callable[[PyTree, PyTree], Scores | Mapping[str, Array]]
-    prepare: Callable[[Array, FederatedData], PyTree]
-    data: Callable[[int], FederatedData] | None = None
+    prepare: Callable[[Array, Any], PyTree]
+    data: Callable[[int], PyTree] | None = None
 
 
 def larger_is_worse(metric: str) -> bool:

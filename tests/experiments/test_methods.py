@@ -5,7 +5,7 @@ import pytest
 from run_files import run_lines
 
 from experiments.methods import EXPERIMENT
-from experiments.methods.options import COMPARED, GRAPH, METHODS, SERVER
+from experiments.methods.choices import COMPARED, GRAPH, METHODS, PERSONAL, SERVER
 from jaxfl.frame import main
 from jaxfl.training import read_results
 
@@ -56,11 +56,50 @@ def test_the_table_compares_by_rounds_and_by_bits(run):
 def test_every_method_trains(tmp_path, kind):
     names = SERVER if kind == "server" else GRAPH
     length = ["--rounds", "60", "--evaluate-every", "60", "--step-size", "0.1"]
-    assert main(EXPERIMENT, ["--method", *names, *length, *SMALL, "--out", str(tmp_path / "run")]) == 0
+    own = ["--own-test", "0.2"] if kind == "server" else []
+    assert main(EXPERIMENT, ["--method", *names, *length, *own, *SMALL, "--out", str(tmp_path / "run")]) == 0
     lines = {(line["case"], line["round"]): line for line in run_lines(tmp_path / "run")}
     for name in names:
-        assert lines[name, 60]["test_loss_average_model"] < lines[name, 0]["test_loss_average_model"], name
-    assert {*SERVER, *GRAPH} == {*METHODS} == {*COMPARED, "q-FedAvg"}
+        metric = "own_loss" if name in PERSONAL else "test_loss_average_model"
+        assert lines[name, 60][metric] < lines[name, 0][metric], name
+    assert {*SERVER, *GRAPH} == {*METHODS} == {*COMPARED, *PERSONAL}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["FedAvg", "--feedback", "error_feedback", "ef21", "client_momentum"],
+        ["FedAvg", "--feedback", "ef21", "--compressor", "rand_k", "top_k"],
+        ["SCAFFOLD", "--num-active", "3", "--selection", "uniform", "by_size", "by_loss"],
+        ["SGP", "D-PSGD", "--sleep", "random", "markov", "cyclic"],
+        ["D-PSGD", "--graph", "base", "ring"],
+    ],
+)
+def test_options_of_methods_train(tmp_path, options):
+    length = ["--rounds", "60", "--evaluate-every", "60", "--step-size", "0.1"]
+    assert main(EXPERIMENT, ["--method", *options, *length, *SMALL, "--out", str(tmp_path / "run")]) == 0
+    losses = {}
+    for line in run_lines(tmp_path / "run"):
+        losses.setdefault(line["case"], []).append(line["test_loss_average_model"])
+    assert len(losses) >= 2
+    assert all(last < first for first, last in losses.values())
+    assert len({last for _, last in losses.values()}) == len(losses)  # every option changes the run
+
+
+def test_models_of_clients_are_judged_by_their_own_test_samples(tmp_path):
+    length = ["--rounds", "20", "--evaluate-every", "20", "--own-test", "0.25", "--step-size", "0.1"]
+    names = ["FedAvg", "Per-FedAvg", "alone"]
+    options = ["--method", *names, "--inner-step-size", "0", "0.5", *length, *SMALL]
+    assert main(EXPERIMENT, [*options, "--out", str(tmp_path / "run")]) == 0
+    rows = {row["case"]: row for row in read_results(tmp_path / "run" / "methods.csv")}
+    lines = {line["case"]: line for line in run_lines(tmp_path / "run") if line["round"]}
+    assert all(rows[case]["own_accuracy"] == line["own_accuracy"] for case, line in lines.items())
+    plain, adapted = (lines[f"Per-FedAvg, inner step size {step}"] for step in ("0", "0.5"))
+    assert plain["own_loss"] == pytest.approx(lines["FedAvg"]["own_loss"], rel=1e-4)  # no step: FedAvg's model
+    assert adapted["own_accuracy"] > plain["own_accuracy"]  # a step on few classes
+    assert lines["alone"]["own_accuracy"] > lines["alone"]["test_accuracy"]
+    assert lines["alone"]["total_bits_sent"] == 0
 
 
 def test_a_robust_rule_outlives_an_attack_that_the_mean_does_not(tmp_path):

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.methods.choices import METHODS as CHOSEN
 from jaxfl import algorithms
 
-PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "methods.md").read_text()
 COMPARED, COUNTED = PAGE.partition("## Lines of code")[::2]
 METHODS = list(  # constructors in the first column of the tables, in their order
     dict.fromkeys(
@@ -76,6 +78,20 @@ def test_the_page_gives_the_lines_of_every_method(name):
 def test_the_page_gives_the_lines_that_methods_share(name):
     (count,) = stated(name)
     assert abs(count - lines_of_file(name)) <= lines_of_file(name) // 5
+
+
+def test_every_method_has_a_row_of_the_results_or_says_why_not():
+    page = (ROOT / "experiments" / "results" / "methods" / "README.md").read_text()
+    cells = dict(re.findall(r"^\| `(\w+)` \| \d+ \| (.*) \|$", COUNTED, flags=re.M))
+    assert {*cells} == {*METHODS}
+    for name, cell in cells.items():
+        own, _, option = cell.partition(";")[0].partition(", `--")
+        for row in own.split(", "):
+            assert row in CHOSEN, name
+            assert re.search(rf"^\| {re.escape(row)} \|", page, flags=re.M), name
+        if option:
+            value = option.rstrip("`").split()[1]
+            assert re.search(rf"^\| .*\b{value}\b.* \|", page, flags=re.M), name
 
 
 if __name__ == "__main__":

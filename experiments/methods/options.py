@@ -163,7 +163,7 @@ class Learning:
         }
         ways = ways if self.method in AVERAGED else {}
         ways |= {"selection": choose(SELECTION, vars(self))()}
-        return None if {*ways.values()} == {None} else algorithms.uplink(**ways)
+        return algorithms.uplink(**ways) if any(way is not None for way in ways.values()) else None
 
 
 @dataclasses.dataclass(frozen=True)

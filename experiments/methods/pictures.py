@@ -58,6 +58,11 @@ def best_cases(finished: Finished) -> list[str]:
     return [name for _, name in best.values()]
 
 
+def _varied(finished: Finished) -> list[str]:
+    """Options beside method and step that vary over the rows; some belong to a part of the methods."""
+    return [*dict.fromkeys(name for row in finished.rows.values() for name in row.settings if name not in _OWN)]
+
+
 def _on_the_wire(row: Row) -> tuple[str, ...]:
     """Totals whose sum is the bits that were sent: a server sends, too, what clients receive."""
     has_server = row.config.learning.method in SERVER
@@ -77,7 +82,7 @@ def _row(finished: Finished, name: str, curve: Curve, equal_bits: float) -> dict
     reached = np.flatnonzero(curve.mean >= learning.target_accuracy)
     return {
         "method": learning.method,
-        **{option: value for option, value in row.settings.items() if option not in _OWN},
+        **{option: row.settings.get(option) for option in _varied(finished)},
         "step_size": learning.step_size,
         "at_an_end": len(steps) > 1 and learning.step_size in (min(steps), max(steps)),
         metric: case[metric]["mean"],
@@ -102,7 +107,7 @@ def _table(finished: Finished, rows: list[dict[str, Any]]) -> Table:
     )
     note += "*: the first or the last step that was tried; a better one may lie beyond"
     table = Table(title="Best step of each method", caption=note, caption_justify="left")
-    varied = [name for name in rows[0] if name in finished.rows[rows[0]["case"]].settings and name not in _OWN]
+    varied = _varied(finished)
     for name in ("method", *varied, "step"):
         table.add_column(name.replace("_", " "), overflow="fold")
     for name in ("nodes (%)", "worst", "equal bits", "Mbit", f"to {100 * float(reached.removeprefix(_TO)):g} %"):
@@ -112,7 +117,7 @@ def _table(finished: Finished, rows: list[dict[str, Any]]) -> Table:
         cells = [format_spread(name, case[name]) for name in (metric, f"{metric}_worst_node")]
         equal = row[f"{metric}_at_equal_bits"]
         bits = ["-" if equal is None else f"{100 * equal:.1f}", millions(row["bits"]), millions(row[reached])]
-        own = [text_of(row[name]) for name in varied]
+        own = ["-" if row[name] is None else text_of(row[name]) for name in varied]
         table.add_row(row["method"], *own, f"{row['step_size']:g}" + "*" * row["at_an_end"], *cells, *bits)
     return table
 

@@ -52,15 +52,15 @@ def test_the_table_compares_by_rounds_and_by_bits(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["server", "graph"])
+@pytest.mark.parametrize("kind", ["server", "personal", "graph"])
 def test_every_method_trains(tmp_path, kind):
-    names = SERVER if kind == "server" else GRAPH
+    names = {"server": [name for name in SERVER if name not in PERSONAL], "personal": PERSONAL, "graph": GRAPH}[kind]
     length = ["--rounds", "60", "--evaluate-every", "60", "--step-size", "0.1"]
-    own = ["--own-test", "0.2"] if kind == "server" else []
+    own = ["--own-test", "0.2"] if kind == "personal" else []
     assert main(EXPERIMENT, ["--method", *names, *length, *own, *SMALL, "--out", str(tmp_path / "run")]) == 0
     lines = {(line["case"], line["round"]): line for line in run_lines(tmp_path / "run")}
     for name in names:
-        metric = "own_loss" if name in PERSONAL else "test_loss_average_model"
+        metric = "own_loss" if kind == "personal" else "test_loss_average_model"
         assert lines[name, 60][metric] < lines[name, 0][metric], name
     assert {*SERVER, *GRAPH} == {*METHODS} == {*COMPARED, *PERSONAL}
 
@@ -96,7 +96,8 @@ def test_models_of_clients_are_judged_by_their_own_test_samples(tmp_path):
     lines = {line["case"]: line for line in run_lines(tmp_path / "run") if line["round"]}
     assert all(rows[case]["own_accuracy"] == line["own_accuracy"] for case, line in lines.items())
     plain, adapted = (lines[f"Per-FedAvg, inner step size {step}"] for step in ("0", "0.5"))
-    assert plain["own_loss"] == pytest.approx(lines["FedAvg"]["own_loss"], rel=1e-4)  # no step: FedAvg's model
+    assert plain["own_loss"] == pytest.approx(lines["FedAvg"]["own_loss"], rel=0.05)  # no step: FedAvg, other draws
+    assert [row["inner_step_size"] for row in rows.values()] == [None, 0, 0.5, None]
     assert adapted["own_accuracy"] > plain["own_accuracy"]  # a step on few classes
     assert lines["alone"]["own_accuracy"] > lines["alone"]["test_accuracy"]
     assert lines["alone"]["total_bits_sent"] == 0

@@ -60,14 +60,15 @@ def affects_statements_only(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"in_program": False})
 
 
-def added_later(default: Any, old_key_values: Mapping[Any, Any]) -> Any:
+def added_later(default: Any, old_key_values: Mapping[Any, Any], *, is_traced: bool = False) -> Any:
     """A field that was added later: some of its values leave random numbers as they were without it.
 
     Args:
         default: its default.
-        old_key_values: value -> what stands for it in the key of random numbers, UNSAID for nothing.
+        old_key_values: value -> what stands for it in the key of random numbers, ABSENT for nothing.
+        is_traced: whether one compiled program may hold many values, as of `traced`.
     """
-    return dataclasses.field(default=default, metadata={"old_key_values": old_key_values})
+    return dataclasses.field(default=default, metadata={"old_key_values": old_key_values, "traced": is_traced})
 
 
 @functools.cache

@@ -120,8 +120,8 @@ class Learning:
         {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
     )
     method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "QG-DSGDm", "ED"] = "PrivSGP-VR"
-    """Learning method; docs/privsgp_vr.md. QG-DSGDm (quasi-global momentum) and ED, exact diffusion, take out what unequal
-    data do; docs/methods.md. ED needs an undirected graph."""
+    """Learning method; docs/privsgp_vr.md. QG-DSGDm (quasi-global momentum) and ED (exact diffusion) take out what
+    unequal data do; docs/methods.md. ED needs an undirected graph."""
     iterations: int | Literal["auto"] = 400
     """Iterations K. auto takes the K that equation (12) of the paper calls optimal for target_epsilon, from constants
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a

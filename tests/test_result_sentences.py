@@ -30,7 +30,7 @@ ELSEWHERE = {
     ),
     "trust/README": ("30 % of them lost",),
 }
-_BOUND = re.compile(r"<!-- value .*?-->-?\d[\d,]*(?:\.\d+)?(?: ± \d+(?:\.\d+)?)?")
+_BOUND = re.compile(r"<!-- value .*?-->-?\d+(?:,\d{3})*(?:\.\d+)?(?: ± \d+(?:\.\d+)?)?")
 _NUMBER = re.compile(r"(?<![\w.:])[+-]?\d[\d,]*(?:\.\d+(?:e\d+)?|e\d+)|\b\d+(?= %)|± ?\d+")
 
 

@@ -12,7 +12,7 @@ from jaxfl.analysis.page_tables import ACCURACY, Directive, Row, best_of, cell, 
 from jaxfl.core import ArgumentError
 
 _MARK = "<!-- value "
-_VALUE = re.compile(rf"({_MARK}.*?-->)(\?|-?\d[\d,]*(?:\.\d+)?(?: ± \d+(?:\.\d+)?)?)")
+_VALUE = re.compile(rf"({_MARK}.*?-->)(\?|-?\d+(?:,\d{{3}})*(?:\.\d+)?(?: ± \d+(?:\.\d+)?)?)")
 
 
 def with_values(line: str, folder: Path) -> str:

@@ -50,7 +50,7 @@ ELSEWHERE = {
 _BOUND = re.compile(r"<!-- value .*?-->-?\d+(?:,\d{3})*(?:\.\d+)?(?: ± \d+(?:\.\d+)?)?")
 _SETTING = re.compile(
     r"`[^`]*`|\]\([^)]*\)|(?i:jax) [\d.]+|\b[\d.]+ (?:hours|minutes)"
-    r"|\b(?:epsilon|steps?|step size|momentum|Dirichlet|[Ww]eights?(?: of)?|noise|section|appendix|kappa =|α =)"
+    r"|\b(?:epsilon|steps?(?: of)?|step size|momentum|Dirichlet|[Ww]eights?(?: of)?|noise|section|appendix|kappa =|α =)"
     r" \d[\d.e]*\d"
 )
 _NUMBER = re.compile(r"(?<![\w.:])[+-]?\d[\d,]*(?:\.\d+(?:e\d+)?|e\d+)|\b\d+(?= %)|± ?\d+")

@@ -118,7 +118,7 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
 
 
 def worst_site(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Name of the site with the worst mean over seeds of the first metric; empty where sites have no names.
+    """Name of the site with the worst mean over seeds of the first metric; empty where no name or no site is worse.
 
     Args:
         rows: of one case, as `site_table` takes them.
@@ -129,8 +129,9 @@ def worst_site(rows: Sequence[Mapping[str, Any]]) -> str:
         ('b', '')
     """
     groups = _by_site(rows)
-    metrics, _, order = _ranked(groups)
-    return str(order[0]) if metrics and _have_names(groups) else ""
+    metrics, spreads, order = _ranked(groups)
+    means = {own[metrics[0]]["mean"] for own in spreads.values()} if metrics else ()  # one, where sites share a model
+    return str(order[0]) if len(means) > 1 and _have_names(groups) else ""
 
 
 def _by_site(rows: Iterable[Mapping[str, Any]]) -> dict[Any, Rows]:

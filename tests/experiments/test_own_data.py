@@ -154,6 +154,8 @@ def test_defaults_take_sites_of_few_samples(name, words, tmp_path, capsys):
     words = f"--dataset {tmp_path / 'few.csv'} --label-column ill --site-column town --quiet --seeds 0 {words}"
     assert main(EXPERIMENTS[name], [*words.split(), "--out", str(tmp_path / "run")]) == 0, capsys.readouterr()
     assert (tmp_path / "run" / "plots" / "training.png").exists()
+    assert "test auc" in re.sub(r"[│┃\s]+", " ", capsys.readouterr().out)
+    assert all(0 <= row["test_auc_worst_node"] <= row["test_auc"] <= 1 for row in read_results(tmp_path / "run"))
     options = {"dataset": str(tmp_path / "few.csv"), **OWN}
     expected = int(0.45 * 11)  # of 14 samples of a site 3 test
     assert flat(request(EXPERIMENTS[name], options).config)["batch_size"] in (3, expected)  # 3 is a scheme's own

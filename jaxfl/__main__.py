@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import runpy
 import signal
 import sys
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Guarantees:
         - an experiment is that of the library, whatever packages the current folder has.
         - `jaxfl epsilon` and `jaxfl report` do not import JAX.
-        - `--completion` prints a script for bash, which zsh takes after `bashcompinit`.
+        - `--completion` prints a script for bash, which zsh takes after `bashcompinit`: commands, options, choices.
     """
     name, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in _COMMANDS:
@@ -63,21 +64,30 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _completion(package: ModuleType, known: Iterable[str]) -> str:
-    """A script of bash that completes commands and options; `complete -o default` adds the names of files."""
+    """A script of bash that completes commands, options and choices; `complete -o default` adds the names of files."""
     frame, command = importlib.import_module("jaxfl.frame.command_line"), importlib.import_module("jaxfl.command")
-    words = {"": [*_SWITCHES, *known]} | command.flags()
+    words = {"": dict.fromkeys([*_SWITCHES, *known], ())} | command.flags()
     for name in set(known) - set(_COMMANDS):
         experiment = getattr(importlib.import_module(f"{package.__name__}.{name}"), "EXPERIMENT", None)
         words |= {} if experiment is None else {name: frame.flags(experiment)}
     plan = importlib.import_module(f"{package.__name__}.plan.request").PLAN  # whose package is no experiment
-    words["plan"] = ["--epsilon", *frame.flags(plan)]
-    cases = "\n".join(f'    "{name}") words="{" ".join(of_name)}" ;;' for name, of_name in words.items())
+    words["plan"] = {"--epsilon": [], **frame.flags(plan)}
+    places = {f"{name} ": of_name for name, of_name in words.items()}  # and where the words of an option stand:
+    places |= {f"{name} {option}": ones for name, each in words.items() for option, ones in each.items() if ones}
+    # Without the parentheses of names, which a shell would take for its own: commands go by letters and digits.
+    texts = {place: re.sub(r"[()]", "", " ".join(each)) for place, each in places.items()}
+    cases = "\n".join(f'    "{place}") words="{text}" ;;' for place, text in texts.items())
     return f"""_jaxfl() {{
-  local words=
-  case "$([ "$COMP_CWORD" -gt 1 ] && echo "${{COMP_WORDS[1]}}")" in
+  local words= command= option= place="$COMP_CWORD" current="${{COMP_WORDS[COMP_CWORD]}}"
+  [ "$place" -gt 1 ] && command="${{COMP_WORDS[1]}}"
+  while [ "$place" -gt 2 ] && [ "${{current#-}}" = "$current" ] && [ -z "$option" ]; do
+    place=$((place - 1))
+    case "${{COMP_WORDS[place]}}" in -*) option="${{COMP_WORDS[place]}}" ;; esac
+  done
+  case "$command $option" in
 {cases}
   esac
-  COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}
 complete -o default -F _jaxfl jaxfl"""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxfl.core import ArgumentError
-from jaxfl.core.parser import Parser, one_of
-from jaxfl.core.vocabulary import letters, names, typed
+from jaxfl.core.parser import OneOf, Parser
+from jaxfl.core.vocabulary import names, typed
 from jaxfl.planned_runs import IN_PAIRS, METHODS, OWN, answer
 from jaxfl.privacy import shared, tracking
 from jaxfl.privacy.statements import RELATIONS, neighbors, rounded_up, statement_text
@@ -52,7 +53,11 @@ _OPTIONS = {  # argument of the library -> option
     "run_dirs": "RUN",
     "target_epsilon": "--epsilon",
 }
-_ALSO_CALLED = {"fedavg": "DPFL", "dpsgd": "DPFL"}  # letters of a word -> the method of which it is short
+_METHOD = OneOf(
+    METHODS,
+    "Runs of other methods state their epsilon themselves (docs/epsilon.md).",
+    {"fedavg": "DPFL", "dpsgd": "DPFL"},
+)
 _REPORT = "Write one HTML page, with no other files, about runs that have ended, or figures and a table for a paper."
 _EPSILON = "Compute the epsilon of a planned run, or the least noise for a budget; published and proven bounds."
 
@@ -67,12 +72,6 @@ def _report_parser() -> Parser:
     return parser
 
 
-def _method(word: str) -> str:
-    """The method that a word names."""
-    otherwise = "Runs of other methods state their epsilon themselves (docs/epsilon.md)."
-    return _ALSO_CALLED.get(letters(word)) or one_of(METHODS, otherwise)(word)
-
-
 def _epsilon_parser() -> Parser:
     parser = Parser("epsilon", _EPSILON)
 
@@ -80,10 +79,10 @@ def _epsilon_parser() -> Parser:
         parser.add_argument(*names(name), **settings)
 
     def choice(name: str, known: Sequence[str], text: str) -> None:
-        add(name, type=one_of(known), help=f"{text}: {', '.join(known)}")
+        add(name, type=OneOf(known), help=f"{text}: {', '.join(known)}")
 
     listed = "private local steps, DPFL, by default; or " + ", ".join(name for name in METHODS if name != "DPFL")
-    add("--method", type=_method, default="DPFL", help=f"method of the run: {listed}")
+    add("--method", type=_METHOD, default="DPFL", help=f"method of the run: {listed}")
     add("--sites", type=int, metavar="N", help="number of clients, or of nodes of the graph")
     add("--samples", type=int, nargs="+", metavar="J", help="number of samples of each site, or one number for all")
     add("--batch", type=int, metavar="B", help="expected number of samples in a batch")
@@ -103,7 +102,7 @@ def _epsilon_parser() -> Parser:
     add("--clip-norm", type=float, default=1.0, metavar="C", help=norm)
     choice("--relation", [*RELATIONS], "neighboring relation (default all; the first of them meets --epsilon)")
     bound = "bound that meets --epsilon: proven (default) or published"
-    add("--bound", type=one_of(("proven", "published")), default="proven", help=bound)
+    add("--bound", type=OneOf(("proven", "published")), default="proven", help=bound)
     choice("--sampler", ("poisson", "fixed", "uniform"), "how batches are drawn (default poisson; for DP-GT fixed)")
     add("--local-steps", type=int, metavar="TAU", help="DPFL, ALI-DPFL: local steps a round (default 1)")
     add("--active", type=int, metavar="M", help="DP-FedAvg: expected number of clients in a round (default all)")
@@ -125,8 +124,8 @@ def _epsilon_parser() -> Parser:
 _PARSERS: dict[str, Callable[[], Parser]] = {"epsilon": _epsilon_parser, "report": _report_parser}
 
 
-def flags() -> dict[str, list[str]]:
-    """Command -> its options, for a shell's completion."""
+def flags() -> dict[str, dict[str, list[str]]]:
+    """Command -> its options, each with the words that it chooses from, for a shell's completion."""
     return {name: make().flags() for name, make in _PARSERS.items()}
 
 
@@ -180,4 +179,6 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {name}: {error.requirement}; {error.found}. {error.remedy}", file=sys.stderr)
         return 2
     print(json.dumps(answers, indent=2) if args.json else text(answers))
+    if not args.json and sys.stdout.isatty() and text(answers).count("\n") >= shutil.get_terminal_size().lines:
+        print("", *map(statement_text, answers["statements"]), sep="\n")  # the answer is out of sight
     return 0

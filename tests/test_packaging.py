@@ -112,6 +112,17 @@ def test_a_shell_completes_commands_and_their_options(tmp_path, capsys):
     assert completed("jaxfl", "plan", "--ep") == ["--epsilon"]
     assert completed("jaxfl", "plan", "--clip") == ["--clip-norm"]
     assert completed("jaxfl", "bench", "") == []
+    assert {"PrivSGP", "ADP2SGD"} <= {*completed("jaxfl", "privsgp_vr", "--quiet", "--method", "")}
+    assert completed("jaxfl", "privsgp_vr", "--method", "PrivSGP", "DP2") == ["DP2-SGD"], "behind another value"
+    assert completed("jaxfl", "privsgp_vr", "--method", "PrivSGP", "--clip") == ["--clip-norm"]
+    assert completed("jaxfl", "plan", "--graph", "directed") == ["directed_ring"]
+    assert completed("jaxfl", "plan", "a.csv", "--trust", "p") == ["pairs"]
+    assert completed("jaxfl", "dzofl", "--dataset", "mn") == ["mnist"]
+    assert completed("jaxfl", "dzofl", "--baselines", "") == ["alone", "pooled"]
+    assert completed("jaxfl", "dzofl", "--partition", "dir") == ["dirichlet"]
+    assert completed("jaxfl", "report", "run", "--figures", "p") == ["pdf", "png"]
+    assert completed("jaxfl", "epsilon", "--method", "SCAF") == ["SCAFFOLD"]
+    assert completed("jaxfl", "plan", "--label-column", "y", "") == [], "names of files"
 
 
 def test_a_reader_that_goes_away_ends_the_command_without_a_word():

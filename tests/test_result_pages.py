@@ -17,14 +17,13 @@ from jaxfl.frame.command_line import parse
 RESULTS = Path(__file__).parent.parent / "experiments" / "results"
 
 
-@pytest.mark.parametrize("page", sorted(RESULTS.glob("*/*.md")), ids=lambda page: f"{page.parent.name}/{page.stem}")
-def test_a_page_names_the_commits_at_which_its_commands_give_its_numbers(page):
+@pytest.mark.parametrize("folder", sorted({page.parent for page in RESULTS.glob("*/*.md")}), ids=lambda one: one.name)
+def test_pages_name_the_commits_at_which_their_commands_give_their_numbers(folder):
     """Random numbers change with the way in which keys are made."""
-    named = set(re.findall(r"\b[0-9a-f]{7}\b", page.read_text()))
-    assert named
-    if page.stem != "similarity":  # whose files hold no revision
-        configurations = [json.loads(path.read_text()) for path in page.parent.glob("*_config.json")]
-        assert {one["environment"]["git_revision"][:7] for one in configurations} <= named
+    named = [set(re.findall(r"\b[0-9a-f]{7}\b", page.read_text())) for page in folder.glob("*.md")]
+    assert all(named)
+    configurations = [json.loads(path.read_text()) for path in folder.glob("*_config.json")]
+    assert {one["environment"]["git_revision"][:7] for one in configurations} <= set().union(*named)
 
 
 @pytest.mark.parametrize("page", sorted(RESULTS.glob("*/*.md")), ids=lambda page: f"{page.parent.name}/{page.stem}")
@@ -318,16 +317,18 @@ def test_what_is_said_of_dzofls_default_run_is_in_its_curves():
     assert f"To 97 % DZOFL needs {said['0.97', 'DZOFL']}: {tight[0]:.0f} times fewer bits" in text
 
 
-def seconds_to(accuracy, size="full"):
+def seconds_to(accuracy, size="full", rounds=None):
     """Two functions of operations, uplink and downlink bits a second: DZOFL's and FedAvg's seconds to an accuracy on
-    images of 28x28 (full) or 14x14 (half), by the formulas of the page."""
+    images of 28x28 (full) or 14x14 (half), by the formulas of the page; and the operations at which they are level."""
     config = json.loads((RESULTS / "dzofl" / f"{size}_config.json").read_text())["training"]
     cases = config.get("cases") or config["variants"]
     forward = next(iter(cases.values()))["ledger"]["forward_operations"]
     bits = 16 * {"full": 45_362, "half": 40_322}[size]
     setting = ("23.0", "128.1", "10000000.0", accuracy)
-    zero = reached(size)["DZOFL", "50", "", *setting][0]
-    first = reached(f"{size}_fedavg")["FedAvg", "50", "resend", *setting][0]
+    zero, first = rounds or (
+        reached(size)["DZOFL", "50", "", *setting][0],
+        reached(f"{size}_fedavg")["FedAvg", "50", "resend", *setting][0],
+    )
 
     def zero_order(operations, uplink, downlink):
         return zero * (20 * forward / operations + SLOT * (1 + (downlink < math.inf)))
@@ -363,3 +364,17 @@ def test_the_times_of_dzofl_and_fed_avg_are_equal_where_its_page_says():
             for name, downlink in (("D = 10", 10e6), ("D = R", uplink), ("D free", math.inf)):
                 column = f"{100 * float(accuracy):.0f} %: {name}"
                 assert 1e9 * float(row[column]) == pytest.approx(level(uplink, downlink), rel=1e-3)
+
+
+def test_the_levels_of_single_seeds_are_those_of_the_curves():
+    """At the steps that the mean over seeds chooses."""
+    cases = {"DZOFL": "DZOFL, smoothing 1, step size 2", "FedAvg": "FedAvg, sgd step size 0.01"}
+    for row in rows_of("dzofl", "level_seeds_results"):
+        rounds = []
+        for method, suffix in (("DZOFL", ""), ("FedAvg", "_fedavg")):
+            lines = (RESULTS / "dzofl" / f"{row['draw']}{suffix}_metrics.jsonl").read_text().splitlines()
+            own = (json.loads(line) for line in lines)
+            own = [one for one in own if cases[method] in one.values() and str(one["seed"]) == row["seed"]]
+            rounds.append(min(one["round"] for one in own if one["test_accuracy"] >= float(row["accuracy"])))
+        level = seconds_to(row["accuracy"], rounds=rounds)[2](10e6, 10e6)
+        assert float(row["level"]) == pytest.approx(level / 1e9, rel=1e-3)

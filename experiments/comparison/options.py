@@ -51,6 +51,7 @@ class Learning:
         where("method", [name for name in (*MIXING, *UNMIXED) if name not in CORRECTED], "final_mixings"),
         where("method", UNMIXED, "measured"),
         where("method", WITH_SERVER, "local_steps"),
+        where("method", ("QG-DSGDm",), "momentum"),
     )
     method: Literal[
         "PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "QG-DSGDm", "ED", "DP-GT", "noisy-states", "ALI-DPFL", "DPFL",
@@ -76,6 +77,8 @@ class Learning:
     """Exchanges of a round, of methods that may have several: they cost bits and no epsilon."""
     final_mixings: int = added_later(0, {0: ABSENT})
     """Exchanges after the last round, of methods on a graph."""
+    momentum: float = added_later(0.9, {0.9: ABSENT}, is_traced=True)
+    """Momentum of QG-DSGDm, at least 0."""
     measured: Literal["after_mixing", "paper"] = "after_mixing"
     """Place at which DP2-SGD, A(DP)2SGD, DP-GT and noisy-states are measured. after_mixing: after one more exchange of
     what was released, which costs bits and no epsilon. A round of the others ends with a mixing, so that this is the
@@ -181,7 +184,9 @@ def _mixings(learning: Learning) -> dict[str, int]:
 def _gossip(config: Configuration) -> dict[str, Any]:
     learning, budget, topology = config.learning, config.budget, config.topology
     directed = learning.method not in ("DP2-SGD", "A(DP)2SGD", "ED")
+    momentum = {"momentum": learning.momentum} if learning.method == "QG-DSGDm" else {}
     return {
+        **momentum,
         **vars(budget),
         **(config.trust.counting() if config.trust.trust == "pairs" else {}),
         "noise_std": "calibrated",

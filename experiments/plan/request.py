@@ -1,19 +1,22 @@
-"""The plan as an experiment: experiments.privsgp_vr with budgets, a ladder of steps, and scores of classes."""
+"""The plan as an experiment: experiments.privsgp_vr with budgets and a ladder of steps."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 
 from jaxfl.core import ArgumentError
-from jaxfl.frame import Data, Network, Prepared, Row, override
+from jaxfl.data.columns import is_file
+from jaxfl.frame import Prepared, Row, override
 from jaxfl.frame.experiment import BASELINES
-from jaxfl.training import Measure, class_scores
 
 from .. import privsgp_vr
 from .table import COLUMNS, OWN, tell
 
 BESIDE = privsgp_vr.EXPERIMENT.baselines
+_NO_FILE = (
+    "No file goes first, so that this plans for the data set {}. For a table of your own: jaxfl plan FILE.csv"
+    " --label-column LABEL --site-column SITE"
+)
 STEPS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
@@ -36,21 +39,15 @@ def arguments_of(words: Sequence[str]) -> list[str]:
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
-    """The cases of experiments.privsgp_vr, evaluated with scores of classes."""
-    x = next(iter(rows.values())).config.run.x
+    """The cases of experiments.privsgp_vr, and a word where they are not of a file of one's own."""
+    config = next(iter(rows.values())).config
+    dataset, x = config.data.dataset, config.run.x
     if x != "rounds":
         raise ArgumentError("x", "must be left out of a plan, which draws no curves", f"got {x}", "Leave it out.")
     assert privsgp_vr.EXPERIMENT.prepare is not None
-    prepared, cases = privsgp_vr.EXPERIMENT.prepare(rows), {}
-    for name, case in prepared.cases.items():
-        scores = _scores(rows[name].config.network, rows[name].config.data)
-        cases[name] = case._replace(measures={**case.measures, "test": scores})
-    return prepared._replace(cases=cases)
-
-
-@functools.lru_cache(maxsize=8)  # the same object for cases that share a program
-def _scores(network: Network, data: Data) -> Measure:
-    return class_scores(network.task(data), data.test_set())
+    prepared = privsgp_vr.EXPERIMENT.prepare(rows)
+    said = [] if is_file(dataset) else [_NO_FILE.format(dataset)]
+    return prepared._replace(description=[*said, *prepared.description])
 
 
 PLAN = privsgp_vr.EXPERIMENT._replace(

@@ -19,7 +19,7 @@ from jaxfl.frame.run import words_of
 from jaxfl.privacy.statements import RELATIONS, against, neighbors, rounded_up, with_epsilon
 from jaxfl.training import read_results
 from jaxfl.training.fitting_table import FittingTable
-from jaxfl.training.sites import SITES, site_table
+from jaxfl.training.sites import SITES, site_table, worst_site
 from jaxfl.training.summary import deciding, format_spread, trouble
 
 from .. import privsgp_vr
@@ -27,14 +27,7 @@ from .. import privsgp_vr
 OWN: dict[str, Any] = {"method": "PrivSGP", "iterations": 400}
 """Options whose values differ from those of experiments.privsgp_vr."""
 
-_SILENT = ", no noise"
-_HOW = {
-    "": "together",
-    "curator": "pooled",
-    "alone": f"alone{_SILENT}",
-    "without_noise": f"together{_SILENT}",
-    "pooled": f"pooled{_SILENT}",
-}
+_HOW = {name: name.replace("_", " ") or "together" for name in ("", "curator", "alone", "without_noise", "pooled")}
 _SCORES = ("accuracy", "balanced_accuracy", "auc")
 COLUMNS = tuple(f"test_{name}{end}" for name in _SCORES for end in ("", "_worst_node"))
 _HEIGHTS = {
@@ -68,21 +61,23 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     rank_by = request.config.run.rank_by
     metric = deciding(finished.summary, COLUMNS if rank_by is None else (rank_by, *COLUMNS))
     console, rows = Console(markup=False), best_of(finished, metric)
-    table = closing(finished, rows)
+    sites = finished.run.path / SITES
+    of_sites = read_results(sites) if sites.exists() else []
+    table = closing(finished, rows, of_sites)
     finished.summary["table"] = table._asdict()  # which a report shows first
     console.print(_printed(table))
     together = [row for row in rows if not row.baseline]
     if not together:
         return []
     middle = together[len(together) // 2]
-    sites = finished.run.path / SITES
-    of_sites = site_table(read_results(sites), middle.name) if sites.exists() else None
-    if of_sites is not None:
-        console.print(of_sites)
+    shown = site_table(of_sites, middle.name)
+    if shown is not None:
+        console.print(shown)
     console.print(f"{_UNPAID.format(metric.replace('_', ' '))}\nThese commands make the rows again:", soft_wrap=True)
-    whole = request._replace(experiment=privsgp_vr.EXPERIMENT, changes={**OWN, **request.changes})
     for row in together:
-        console.print(f"  jaxfl {whole.experiment.name} {shlex.join(words_of(whole, row.name))}", soft_wrap=True)
+        end = request.rows[row.name].config.run.evaluate_every  # a training loss is a mean since the last evaluation
+        whole = request._replace(changes={**OWN, **({"evaluate_every": end} if end else {}), **request.changes})
+        console.print(f"  jaxfl {privsgp_vr.EXPERIMENT.name} {shlex.join(words_of(whole, row.name))}", soft_wrap=True)
     return [save_picture(finished.run.path, _picture(finished, rows))]
 
 
@@ -128,14 +123,23 @@ def best_guess(dp_epsilon: float, dp_delta: float) -> float:
     return 1 - (1 - dp_delta) / (1 + math.exp(dp_epsilon))
 
 
-def closing(finished: Finished, rows: Sequence[Best]) -> OwnTable:
-    """A row a budget and baseline, mean ± standard deviation over seeds."""
+def closing(finished: Finished, rows: Sequence[Best], of_sites: Sequence[Mapping[str, Any]]) -> OwnTable:
+    """A row a budget and baseline, mean ± standard deviation over seeds; `of_sites` is sites.csv."""
     metrics = [name for name in _SCORES if any(f"test_{name}" in row.result for row in rows)]
     stated = next((row.stated for row in rows if row.stated), {})
     seeds = len(finished.summary["seeds"])
     notes = [f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"]
     notes[0] += "; worst: of the worst site; all sites have one test set"
-    notes.append("pooled: all samples in one place, with ε by DP-SGD; alone: each site by itself")
+    notes.append("curator: all samples in one place, DP-SGD at the same ε; pooled: the same without noise")
+    notes.append("alone: each site by itself, without noise; without noise: all sites together")
+    worst = dict[str, list[str]]()
+    for row in rows:
+        if site := worst_site([one for one in of_sites if one["case"] == row.name]):
+            at = "" if row.budget is None else f" at ε = {rounded_up(row.budget, 3)}"
+            worst.setdefault(site, []).append(f"{_HOW[row.baseline]}{at}")
+    if worst:
+        named = (f"{site} ({', '.join(places)})" for site, places in worst.items())
+        notes.append(f"worst site on average: {', '.join(named)}")
     if any(row.at_an_end for row in rows):
         notes.append("*: the first or the last step that was tried; a better one may lie beyond")
     if stated:
@@ -158,8 +162,7 @@ def closing(finished: Finished, rows: Sequence[Best]) -> OwnTable:
         names = [f"test_{name}{end}" for name in metrics for end in ("", "_worst_node")]
         cells = [format_spread(name, row.result.get(name)) for name in names]
         epsilon = "none" if row.budget is None else rounded_up(row.budget, 3)
-        how = _HOW[row.baseline].removesuffix(_SILENT)
-        cells_of_rows.append([epsilon, how, chosen + "*" * row.at_an_end, *cells, guess])
+        cells_of_rows.append([epsilon, _HOW[row.baseline], chosen + "*" * row.at_an_end, *cells, guess])
     return OwnTable("What accuracy sites would have", heading, cells_of_rows, notes, _HOW)
 
 

@@ -112,6 +112,7 @@ class Learning:
     COUNTS: ClassVar = (
         where("method", ("PrivSGP-VR",), "storage", "refresh_every"),
         where("method", (_DELAYED,), "max_delay"),
+        where("method", ("QG-DSGDm",), "momentum"),
         where("method", tuple(name for name in METHODS if name != _DELAYED), "mixings", "success"),
         where("method", tuple(name for name in METHODS if name not in CORRECTED), "final_mixings"),
         {"recovery": lambda options: options["method"] != _DELAYED and options["success"] < 1},
@@ -119,8 +120,8 @@ class Learning:
         {"table": lambda options: options["table"] == "per_batch" or _has_table(options["method"])},
     )
     method: Literal["PrivSGP-VR", "PrivSGP", "DP2-SGD", "A(DP)2SGD", "QG-DSGDm", "ED"] = "PrivSGP-VR"
-    """Learning method; docs/privsgp_vr.md. QG-DSGDm (momentum 0.9) and ED, exact diffusion, take out what unequal data
-    do; docs/methods.md. ED needs an undirected graph."""
+    """Learning method; docs/privsgp_vr.md. QG-DSGDm (quasi-global momentum) and ED (exact diffusion) take out what
+    unequal data do; docs/methods.md. ED needs an undirected graph."""
     iterations: int | Literal["auto"] = 400
     """Iterations K. auto takes the K that equation (12) of the paper calls optimal for target_epsilon, from constants
     of the problem that a short probing run estimates (on training data, without noise: no epsilon covers it). With a
@@ -150,6 +151,8 @@ class Learning:
     mixings: int = added_later(1, {1: ABSENT})
     """Exchanges of a round. Each costs its bits and no epsilon; as many as log2 of the nodes are the exact mean on the
     exponential graph of 2^m nodes. In a round of A(DP)2SGD each node wakes by itself, so that there is one only."""
+    momentum: float = added_later(0.9, {0.9: ABSENT}, is_traced=True)
+    """Momentum of QG-DSGDm, at least 0; 0 is D-PSGD that mixes after the step."""
     final_mixings: int = added_later(0, {0: ABSENT})
     """Exchanges after the last round, which cost bits and no epsilon. All evaluations show parameters as they would be
     after these. 1 measures DP2-SGD and A(DP)2SGD, whose rounds end with a node's own noise, after a mixing."""
@@ -300,6 +303,7 @@ class Configuration:
         own: dict[str, Any] = {"num_mixings": learning.mixings, "links": lossy}
         own = {"max_delay": learning.max_delay} if learning.method == _DELAYED else own
         own |= {} if learning.method in CORRECTED else {"num_final_mixings": learning.final_mixings}
+        own |= {"momentum": learning.momentum} if learning.method == "QG-DSGDm" else {}
         return method.algorithm(
             self.task(),
             graph=graph,

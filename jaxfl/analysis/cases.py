@@ -22,8 +22,10 @@ from jaxfl.analysis.plots import (
 from jaxfl.analysis.styles import GREY, line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
-from jaxfl.core.outputs import read_csv, varying
+from jaxfl.core.outputs import varying
 from jaxfl.privacy.statements import grounds, rounded_up, with_epsilon
+from jaxfl.training.sites import worst_site
+from jaxfl.training.summary import in_percent, read_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,6 +40,7 @@ METRICS = {  # entry of summary.json -> heading
     "test_accuracy": "test accuracy",
     "test_accuracy_worst_node": "worst node",
     "test_accuracy_average_model": "average model",
+    "test_auc": "AUC",
     "test_loss": "test loss",
     "train_loss": "training loss",
 }
@@ -72,7 +75,7 @@ class Shown(NamedTuple):
     row: Mapping[str, Any]  # of summary.json
     options: Mapping[str, Any]  # its whole configuration
     lines: Lines  # its measurements
-    sites: Sequence[Mapping[str, str]]  # its rows of sites.csv
+    sites: Sequence[Mapping[str, Any]]  # its rows of sites.csv
 
 
 class Column(NamedTuple):
@@ -121,7 +124,7 @@ def _of_run(folder: Path, several_runs: bool) -> list[Shown]:
     config = dict(read_json(folder / "config.json").get("config", {}))
     changes, _ = config.pop("cases", {}), config.pop("settled", None)
     of_sites = folder / "sites.csv"
-    sites = read_csv(of_sites) if of_sites.exists() else []
+    sites = read_results(of_sites) if of_sites.exists() else []
     lines, table = read_lines(folder).by_case(), own_table(folder)
     words = {} if table is None else table.baselines
 
@@ -164,7 +167,7 @@ def _spread(name: str, value: Mapping[str, Any] | None) -> str:
     """Mean and standard deviation over seeds; accuracies in per cent."""
     if value is None or value["mean"] is None:
         return "–"
-    unit, form = (100, "{:.1f}") if "accuracy" in name else (1, "{:.3g}")
+    unit, form = (100, "{:.1f}") if in_percent(name) else (1, "{:.3g}")
     deviation = "" if value["std"] is None else f" ± {form.format(unit * value['std'])}"
     return form.format(unit * value["mean"]) + deviation + (" %" if unit == 100 else "")
 
@@ -217,10 +220,11 @@ def results(shown: Sequence[Shown]) -> list[Column]:
     for name in METRICS:
         values = [one.row.get(name) for one in shown]
         if any(values):
-            unit = "%" if "accuracy" in name else ""
-            columns.append(
-                Column(METRICS[name], [_spread(name, each) for each in values], _aligned(values, unit), unit)
-            )
+            unit = "%" if in_percent(name) else ""
+            texts = [_spread(name, each) for each in values]
+            columns.append(Column(METRICS[name], texts, _aligned(values, unit), unit))
+    if any(worst := [worst_site(one.sites) for one in shown]):
+        columns.append(Column("worst site", [name or "–" for name in worst]))
     for name, (heading, unit) in _COSTS.items():
         costs = [_cost(one, name) for one in shown]
         if any(costs):

@@ -8,10 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxfl.analysis.cases import Column, Shown, charts, grounds_of, own_table, read_json, results, shown_cases
+from jaxfl.analysis.cases import (
+    Column,
+    Shown,
+    charts,
+    grounds_of,
+    is_baseline,
+    own_table,
+    read_json,
+    results,
+    shown_cases,
+)
 from jaxfl.analysis.final_plot import final_figures
 from jaxfl.analysis.pictures import figures_of
-from jaxfl.analysis.plots import legend_below, new_figure, save_figure
+from jaxfl.analysis.plots import legend_below, new_figure, run_title, save_figure
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.outputs import drop_link
 from jaxfl.privacy.statements import with_epsilon
@@ -52,8 +62,8 @@ def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.P
     import matplotlib
 
     check.one_of(FORMATS, form=form)
-    folder = Path(folder)
-    shown = shown_cases([Path(one) for one in run_dirs])
+    folder, folders = Path(folder), [Path(one) for one in run_dirs]
+    shown = shown_cases(folders)
     pictures = charts(shown)
     if not pictures:
         remedy = "Name the directory of a run that was evaluated."
@@ -71,20 +81,31 @@ def write_figures(run_dirs: Sequence[str | os.PathLike[str]], folder: str | os.P
             axes.set_ylabel(axes.get_ylabel().replace(", ", ",\n"))  # a column is low
             legend_below(figure, handles if len(shown) > 1 else {}, notes, num_columns=2)
             paths.append(save_figure(figure, folder / f"{chart.name}.{form}", dpi=_DPI))
-    for run_dir in map(Path, run_dirs):
+    for run_dir in folders:
         cases = read_json(run_dir / "summary.json")["cases"]
         settings = {name: row.get("settings", {}) for name, row in cases.items()}
         compared = {name: own for name, own in settings.items() if not own.get("baseline")}
-        prefix = f"{run_dir.name}_" if len(run_dirs) > 1 else ""
+        prefix = f"{run_dir.name}_" if len(folders) > 1 else ""
         for name, figure in {**final_figures(run_dir, compared), **figures_of(run_dir)}.items():
             paths.append(save_figure(figure, folder / f"{prefix}{name}.{form}"))
-    own = own_table(Path(run_dirs[0])) if len(run_dirs) == 1 else None
-    text = _of_results(shown) if own is None else latex_table(own.heading, own.rows, [own.title, *own.notes])
+    own, ran = own_table(folders[0]) if len(folders) == 1 else None, _ran(folders, shown)
+    text = _of_results(shown, ran) if own is None else latex_table(own.heading, own.rows, [own.title, ran, *own.notes])
     drop_link(folder / "results.tex").write_text(text, encoding="utf-8")
     return [*paths, folder / "results.tex"]
 
 
-def _of_results(shown: Sequence[Shown]) -> str:
+def _ran(run_dirs: Sequence[Path], shown: Sequence[Shown]) -> str:
+    """Experiments and data sets of runs, and the methods, numbers of nodes and seeds of the compared cases."""
+    titles = dict.fromkeys(run_title(folder / "config.json") for folder in run_dirs)
+    compared = [one.options for one in shown if not is_baseline(one)]
+    own = [read_json(folder / "config.json").get("config", {}).get("cases", {}) for folder in run_dirs]
+    values = {name: [options[name] for options in compared if name in options] for name in ("method", "nodes")}
+    values["seeds"] = [seed for cases in own for row in cases.values() for seed in row.get("seeds", ())]
+    listed = {name: ", ".join(map(str, dict.fromkeys(each))) for name, each in values.items() if each}
+    return "; ".join([*titles, *(f"{name} {text}" for name, text in listed.items())])
+
+
+def _of_results(shown: Sequence[Shown], ran: str) -> str:
     """The table of the cases: columns of what varies, each once; the caption has all else, and what numbers mean."""
     columns, kept, same, again = results(shown), list[Column](), list[str](), list[str]()
     for one in columns:
@@ -103,7 +124,7 @@ def _of_results(shown: Sequence[Shown]) -> str:
     notes += [f"ε: {grounds_of(shown)}, δ = {deltas}, largest over nodes"] if deltas else []
     notes += [f"The same in all rows: {', '.join(same)}"] if same else []
     heading = [f"{one.heading} ({one.unit})" if one.unit else one.heading for one in kept]
-    return latex_table(heading, list(zip(*map(_cells, kept), strict=True)), [*notes, *again])
+    return latex_table(heading, list(zip(*map(_cells, kept), strict=True)), [ran, *notes, *again])
 
 
 def _cells(column: Column) -> list[str]:

@@ -12,7 +12,7 @@ from jaxfl.analysis.page_tables import ACCURACY, Directive, Row, best_of, cell, 
 from jaxfl.core import ArgumentError
 
 _MARK = "<!-- value "
-_VALUE = re.compile(rf"({_MARK}.*?-->)(\?|-?\d[\d,]*(?:\.\d+)?(?: ± \d+(?:\.\d+)?)?)")
+_VALUE = re.compile(rf"({_MARK}.*?-->)(\?|-?\d+(?:,\d{{3}})*(?:\.\d+)?(?: ± \d+(?:\.\d+)?)?)")
 
 
 def with_values(line: str, folder: Path) -> str:
@@ -67,11 +67,11 @@ def number_of(directive: Directive, folder: Path, *, has_spread: bool = False) -
         values = {seed: value - less[seed] for seed, value in values.items()}
     scale, digits = (100.0, ".1f") if column.startswith(ACCURACY) else (1.0, ".3g")
     unit = float(directive.unit[0]) if directive.unit else 1.0
-    numbers = scale / unit * np.array([*values.values()])
-    text = f"{numbers.mean():{digits}}"
+    numbers = [*values.values()]
+    text = f"{scale * np.mean(numbers) / unit:{digits}}"  # in the order of a table's cell, which rounds alike
     if not has_spread or len(numbers) < 2:
         return text
-    spread = numbers.std(ddof=1) / (np.sqrt(len(numbers)) if directive.less else 1.0)
+    spread = scale * np.std(numbers, ddof=1) / unit / (np.sqrt(len(numbers)) if directive.less else 1.0)
     return f"{text} ± {spread:{digits}}"
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxfl.core import Array, Purpose, PyTree, check, node_keys, one_kernel, purpose_key
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import flattener, number_type, size
 
 
@@ -24,6 +25,8 @@ class Compressor(NamedTuple):
     bits: Callable[[int], float]  # d -> bits of a message
     draw: Callable[..., PyTree]  # (key, round index, messages (n, *leaf), nodes (c,) or all) -> what `apply` draws
     apply: Callable[[PyTree, PyTree], PyTree]  # (messages (n, *leaf), drawn) -> the same with zeros in places
+
+    __repr__ = short_repr
 
 
 def top_k(share: float) -> Compressor:

@@ -31,6 +31,7 @@ from jaxfl.channel.quantize import Quantizer
 from jaxfl.core import Array, Key, Purpose, PyTree, check, leaf_key, node_keys, one_kernel, purpose_key
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import varying_like
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import copied
 
 LOST_MESSAGES = "lost_messages"
@@ -96,6 +97,8 @@ class Links(NamedTuple):
     quantizer: Quantizer | None  # of what is sent; None sends 32 bits a number
     symmetric: bool  # two nodes lose both of their messages to each other, or none
     recovery: float | np.ndarray | Array | None = None  # of arrival after a loss, shaped as `success`; None: `success`
+
+    __repr__ = short_repr
 
     @property
     def rate(self) -> float | np.ndarray | Array:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxfl.core import ArgumentError, Array, check
+from jaxfl.core.reprs import short_repr
 
 
 class Quantizer(NamedTuple):
@@ -55,6 +56,8 @@ class Quantizer(NamedTuple):
     apply: Callable[[Array, Array], Array]
     overflows: Callable[[Array], Array]  # values -> (), int32: how many lie beyond the range
     step: float | Array | None = None  # distance of neighboring values; None where it is not the same everywhere
+
+    __repr__ = short_repr
 
 
 def uniform_quantizer(step: float | Array, levels: int | None = None) -> Quantizer:

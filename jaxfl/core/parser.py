@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Collection, Sequence
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
 
-from jaxfl.core.vocabulary import chosen, flag, hint
+from jaxfl.core.vocabulary import by_spaces, chosen, flag, hint, letters
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,11 +29,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End with one sentence."""
-        self.exit(2, f"error: {message.removeprefix('argument ')}\n")
+        remedy = by_spaces(re.findall(r"invalid \w+ value: '(.*)'", message))
+        self.exit(2, f"error: {message.removeprefix('argument ')}{remedy and f'. {remedy}'}\n")
 
-    def flags(self) -> list[str]:
-        """All options, for a shell's completion."""
-        return [*self._option_string_actions]
+    def flags(self) -> dict[str, list[str]]:
+        """All options, each with the words that it chooses from, for a shell's completion."""
+        actions = self._option_string_actions.items()
+        return {name: [*(action.choices or getattr(action.type, "known", ()))] for name, action in actions}
 
     def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The values of the options, of which none is unknown."""
@@ -48,23 +52,25 @@ class Parser(argparse.ArgumentParser):
         return super().parse_args(args, namespace)
 
 
-def one_of(known: Collection[str], otherwise: str = "Choose one of these.") -> Callable[[str], str]:
-    """The type of an option that takes one of these choices, in any case.
-
-    Args:
-        known: the choices.
-        otherwise: the remedy for a word that is none of them.
+@dataclasses.dataclass(frozen=True, eq=False)  # argparse looks types up by their hash
+class OneOf:
+    """The type of an option that takes one of some choices, in any case.
 
     Examples:
-        >>> one_of(["PrivSGP"])("privsgp")
+        >>> OneOf(["PrivSGP"])("privsgp")
         'PrivSGP'
     """
 
-    def choice(word: str) -> str:
-        found = chosen(word, known)
-        if found is None:
-            listed, near = ", ".join(known), hint(word, known)
-            raise argparse.ArgumentTypeError(f"must be one of {listed}; got {word!r}. {near}{otherwise}")
-        return found
+    known: Collection[str]  # the choices
+    otherwise: str = "Choose one of these."  # the remedy for a word that is none of them
+    also: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # letters of a word -> the choice of which it is short
 
-    return choice
+    def __call__(self, word: str) -> str:
+        """The choice that a word means."""
+        meant = self.also.get(letters(word)) or chosen(word, self.known)
+        if meant is None:
+            listed, near = ", ".join(self.known), hint(word, self.known)
+            raise argparse.ArgumentTypeError(f"must be one of {listed}; got {word!r}. {near}{self.otherwise}")
+        return meant

@@ -37,4 +37,6 @@ def _short(value: Any) -> str:
     leaves = jax.tree.leaves(value)
     if leaves and all(hasattr(leaf, "shape") for leaf in leaves):
         return f"{len(leaves)} arrays of {sum(math.prod(leaf.shape) for leaf in leaves):,} numbers"
+    if hasattr(value, "_asdict"):
+        return short_repr(value)
     return f"{len(value)} of {type(value[0]).__name__}" if type(value) is tuple and len(value) > 3 else repr(value)

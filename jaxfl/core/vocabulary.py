@@ -109,6 +109,17 @@ def hint(word: str, known: Collection[str], shown: Callable[[str], str] = str) -
     return "" if near is None else f"Did you mean {shown(near)}? {unit}"
 
 
+def by_spaces(words: Iterable[str]) -> str:
+    """The remedy for values that commas part; empty where no word has a comma.
+
+    Examples:
+        >>> by_spaces(["1,3,8"])
+        'Separate values by spaces: 1 3 8.'
+    """
+    text = " ".join(words)
+    return f"Separate values by spaces: {' '.join(text.replace(',', ' ').split())}." if "," in text else ""
+
+
 def flag(name: str) -> str:
     """Flag of an option on the command line."""
     return f"--{name.replace('_', '-')}"

@@ -29,6 +29,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, check
 from jaxfl.core import tables as rules
+from jaxfl.core.vocabulary import by_spaces
 from jaxfl.data.columns import Columns, column_name, has_columns, read_columns
 from jaxfl.data.held_out import held_names, held_places
 from jaxfl.data.sources import Dataset, Reading, from_arrays
@@ -144,7 +145,8 @@ def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float,
     Raises:
         ArgumentError: the file cannot be read, or a site has no row, several rows, or no number above 0.
     """
-    requirement, form = "must be a .csv file with a site and its number a row", "Write Oslo,2.5 in a row, for example."
+    requirement, is_list = "must be a .csv file with a site and its number a row", not path.strip("0123456789., ")
+    form = by_spaces([path] * is_list) or "Write Oslo,2.5 in a row, for example."
     table = rules.read_rows(path, argument, requirement, form)
     numbers: dict[str, float] = {}
     has_heading = table.cells and rules.as_name(table.cells[0][1][0]) not in names

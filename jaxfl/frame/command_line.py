@@ -13,6 +13,7 @@ import _thread
 import contextlib
 import dataclasses
 import gc
+import importlib
 import os
 import re
 import signal
@@ -28,13 +29,15 @@ from rich.console import Console
 from rich.table import Table
 
 from jaxfl.core import ArgumentError
-from jaxfl.core.vocabulary import hint, typed
+from jaxfl.core.vocabulary import chosen, hint, typed
+from jaxfl.data.sources import NAMES
+from jaxfl.frame.choose import Where, conditions
 from jaxfl.frame.distributed import silent_but_first, tells
 from jaxfl.frame.experiment import Experiment, Request, request
 from jaxfl.frame.grid import Axis, axis, parse_axis, read_axis, sample_axis
 from jaxfl.frame.help import print_help
 from jaxfl.frame.launcher import JobsStopped
-from jaxfl.frame.options import flag, flat, named, options, unknown, value_of, varies_by_words
+from jaxfl.frame.options import choices_of, flag, flat, named, options, unknown, value_of, varies_by_words
 from jaxfl.frame.output import steady_output
 from jaxfl.frame.partners import GOES_ON, GONE, leave
 from jaxfl.frame.records import JOBS
@@ -83,9 +86,15 @@ _KINDS = get_type_hints(EveryExperiment)  # of the options that every experiment
 _MOST_SHOWN = 400  # letters of what was found; a longer one is shown by its two ends
 
 
-def flags(experiment: Experiment) -> list[str]:
-    """All options of an experiment, for a shell's completion."""
-    return [flag(name) for name in (*options(type(experiment.base)), *_KINDS)]
+def flags(experiment: Experiment) -> dict[str, list[str]]:
+    """All options of an experiment, each with the words that it chooses from, for a shell's completion."""
+    kinds = {name: option.kind for name, option in options(type(experiment.base)).items()} | _KINDS
+    known = {"dataset": NAMES, "preset": experiment.presets, "baselines": experiment.baselines}
+    known |= {name: choices_of(kind) for name, kind in kinds.items() if name not in known}
+    for _, condition in conditions(experiment.base):
+        if isinstance(condition, Where) and not known.get(condition.option):
+            known[condition.option] = condition.known
+    return {flag(name): [*known[name]] for name in kinds}
 
 
 def main(experiment: Experiment, argv: Sequence[str] | None = None) -> int:
@@ -268,12 +277,29 @@ def _sentence(experiment: Experiment, error: ArgumentError, arguments: Sequence[
     name = error.argument.partition("[")[0] or error.argument
     name = experiment.aliases.get(name, name)
     is_option = name in options(type(experiment.base)) or name in _KINDS
-    found = error.found
+    found, remedy = error.found, error.remedy
+    if name == "method" and name in options(type(experiment.base)):
+        remedy = _elsewhere(experiment, found) + remedy
     if len(found) > _MOST_SHOWN:
         found = f"{found[: _MOST_SHOWN // 2]} ... {found[-_MOST_SHOWN // 2 :]}"
-    return (
-        f"{typed(flag(name), arguments) if is_option else error.argument}: {error.requirement}; {found}. {error.remedy}"
-    )
+    return f"{typed(flag(name), arguments) if is_option else error.argument}: {error.requirement}; {found}. {remedy}"
+
+
+def _elsewhere(experiment: Experiment, found: str) -> str:
+    """The sentence that names the experiments of the same package whose method was asked for; empty without one."""
+    ours = re.match(r"(jaxfl\.)?experiments(?=\.)", (experiment.prepare or experiment.run).__module__)
+    words = re.findall(r"[^\s']+", found.removeprefix("got "))
+    if ours is None or any(chosen(word, _methods(experiment)) for word in words):
+        return ""
+    others = importlib.import_module(ours[0]).EXPERIMENTS.values()
+    commands = [one.command for one in others for word in words if chosen(word, _methods(one))]
+    return f"{' and '.join(commands)} {'has' if len(commands) == 1 else 'have'} it. " if commands else ""
+
+
+def _methods(experiment: Experiment) -> list[str]:
+    """The methods that an experiment chooses from."""
+    method = options(type(experiment.base)).get("method")
+    return [] if method is None else choices_of(method.kind)
 
 
 def _catch_interrupts() -> None:

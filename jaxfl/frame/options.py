@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, Union
 import tyro
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.core.vocabulary import chosen, flag, hint, spelled
+from jaxfl.core.vocabulary import by_spaces, chosen, flag, hint, spelled
 
 ABSENT = object()
 _WORDS = {int: "an integer", float: "a number", str: "a text", types.NoneType: "None"}
@@ -60,14 +60,15 @@ def affects_statements_only(default: Any) -> Any:
     return dataclasses.field(default=default, metadata={"in_program": False})
 
 
-def added_later(default: Any, old_key_values: Mapping[Any, Any]) -> Any:
+def added_later(default: Any, old_key_values: Mapping[Any, Any], *, is_traced: bool = False) -> Any:
     """A field that was added later: some of its values leave random numbers as they were without it.
 
     Args:
         default: its default.
-        old_key_values: value -> what stands for it in the key of random numbers, UNSAID for nothing.
+        old_key_values: value -> what stands for it in the key of random numbers, ABSENT for nothing.
+        is_traced: whether one compiled program may hold many values, as of `traced`.
     """
-    return dataclasses.field(default=default, metadata={"old_key_values": old_key_values})
+    return dataclasses.field(default=default, metadata={"old_key_values": old_key_values, "traced": is_traced})
 
 
 @functools.cache
@@ -137,12 +138,12 @@ def value_of(name: str, kind: Any, tokens: Sequence[str]) -> Any:
         if list(tokens) not in ([], ["true"], ["false"], ["True"], ["False"]):
             raise ArgumentError(name, "takes no value", found, f"Write {flag(name)} alone, or leave it out.")
         return list(tokens) not in (["false"], ["False"])
-    choices = _choices(kind)
+    choices = choices_of(kind)
     try:
         return _parse(kind, tuple(chosen(token, choices) or token for token in tokens))
     except (SystemExit, ValueError):  # ValueError: an integer of thousands of digits
         near = "".join(hint(token, choices) for token in tokens if token not in choices)
-        remedy = f"{near}Pass another, or leave it out for the default."
+        remedy = by_spaces(tokens) or f"{near}Pass another, or leave it out for the default."
         raise ArgumentError(name, f"must be {_in_words(kind)}", found, remedy) from None
 
 
@@ -203,13 +204,13 @@ def alternatives(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-def _choices(kind: Any) -> list[str]:
+def choices_of(kind: Any) -> list[str]:
     """The words that an option takes, one or several."""
     words: list[str] = []
     for part in alternatives(kind):
         inner = typing.get_args(part)
         if typing.get_origin(part) is tuple:
-            words += _choices(inner[0])
+            words += choices_of(inner[0])
         elif typing.get_origin(part) is Literal:
             words += map(str, inner)
     return words

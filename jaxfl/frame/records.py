@@ -22,7 +22,7 @@ from jaxfl.frame.distributed import PLACE, Distributed
 from jaxfl.frame.launch import Launch
 from jaxfl.frame.networks import NETWORKS, image_shape, with_node_loop
 from jaxfl.frame.options import ABSENT, added_later, affects_statements_only, unsaved
-from jaxfl.training import Measure, Placement, evaluation_set, own_scores
+from jaxfl.training import Measure, Placement, class_scores, evaluation_set, own_scores
 from jaxfl.training.case import EvaluationSet
 from jaxfl.training.hooks import check_tracker
 from jaxfl.training.measures import test_scores
@@ -103,6 +103,11 @@ class Data:
         return evaluation_set(self.load().test_inputs, self.load().test_labels)
 
     @_keep_few
+    def class_scores(self, task: Task) -> Measure:
+        """The measure with scores of classes on the test samples; the same object in every call."""
+        return class_scores(task, self.test_set())
+
+    @_keep_few
     def validation_scores(self, task: Task) -> Measure:
         """The measure on the samples that validate; the same object in every call."""
         dataset, (_, held) = self._whole(), without_validation(self._whole(), self.validation)
@@ -147,7 +152,10 @@ class Clients:
 
 
 def with_held_out(config: Any, measures: Mapping[str, Measure]) -> dict[str, Measure]:
-    """The measures with those on samples that no node trains on: each node's own, and those that validate."""
+    """The measures with those on samples that no node trains on: each node's own, and those that validate.
+
+    On a file of one's own the test samples give scores of classes, too.
+    """
     result, validation = {**measures}, getattr(config.data, "validation", 0)
     for record in vars(config).values():
         if getattr(record, "own_test", 0):
@@ -155,6 +163,8 @@ def with_held_out(config: Any, measures: Mapping[str, Measure]) -> dict[str, Mea
     if validation and "test" in result:
         requirement, remedy = "must be 0 where models are calibrated before they are tested", "Leave it out."
         raise ArgumentError("validation", requirement, f"got {validation:g}", remedy)
+    if is_file(config.data.dataset) and config.task().logits is not None:
+        result.setdefault("test", config.data.class_scores(config.task()))
     return result | ({"validation": config.data.validation_scores(config.task())} if validation else {})
 
 

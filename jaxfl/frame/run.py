@@ -194,7 +194,7 @@ def _tell(
 
 def _columns(experiment: Experiment) -> tuple[str, ...]:
     """Metrics of the closing table. Samples that validate decide before others, where there are some."""
-    return ("validation_accuracy", *experiment.columns)
+    return tuple(dict.fromkeys(("validation_accuracy", *experiment.columns, "test_auc")))
 
 
 def prepare(request: Request) -> tuple[Prepared, dict[str, Case], dict[str, Any]]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array, Key, Purpose, check, node_keys, one_kernel, purpose_key
 from jaxfl.core.platform import is_cpu
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.types import node_text
 
 BATCH_OVERFLOW = "batch_overflow"
@@ -50,6 +51,8 @@ class Sampler(NamedTuple):
     capacity: int
     may_repeat: bool
     draw_node: Callable[[Array, Array], tuple[Array, Array, Array]]
+
+    __repr__ = short_repr
 
 
 def uniform(batch_size: int = 1) -> Sampler:

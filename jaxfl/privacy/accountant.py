@@ -18,10 +18,10 @@ import numpy as np
 import scipy
 
 from jaxfl.core import ArgumentError, check
-from jaxfl.privacy.statements import RELATIONS, Statement, statement
+from jaxfl.privacy.statements import NO_NOISE, RELATIONS, Statement, statement
 
 UNCLIPPED = "Gradients are not clipped, so one sample can change a release by any amount, and noise protects nothing."
-SILENT = "No noise is added, so the releases are not private."
+SILENT = f"{NO_NOISE}, so the releases are not private."
 _REMEDIES = {UNCLIPPED: "Clip, or choose another bound.", SILENT: "Pass releases with noise, 1 say."}
 _PRECISION = 2e-4  # relative, of a noise
 _MAX_DOUBLINGS = 100

@@ -29,6 +29,7 @@ AT_EXPECTED_WAKING = "at the expected number of wake-ups"
 # Assumptions that a statement on a private selection takes back.
 ONE_RUN = "it is of one run of one seed; others on the same data have batches and noise of their own, and add to it"
 UNPAID_CHOICE = "the choice of hyper-parameters is not accounted for"
+NO_NOISE = "No noise is added"  # the beginning of a reason
 _NO_BOUND = "no bound"
 _SIMULATION = "simulation: its seed is public"
 SIMULATED = f"{_SIMULATION}, and whoever reads it can take the noise off, so that nothing of the run may be published"
@@ -359,14 +360,17 @@ def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
     """Every case's epsilon; for many cases the range, for equal epsilons the value."""
     values = {name: statement["dp_epsilon"] for name, statement in group.items()}
     known = [value for value in values.values() if value is not None]
+    silent = [name for name, one in group.items() if (one.get("reason") or "").startswith(NO_NOISE)]
     if not known:
-        return "no ε"
+        return "no noise, no ε" if len(silent) == len(group) else "no ε"
     texts = sorted({rounded_up(value, 3) for value in known}, key=float)
     if len(values) > 1 and len(texts) == 1 and len(known) == len(values):
         whole = {_epsilon(statement, 3) for statement in group.values()}
         return f"{whole.pop() if len(whole) == 1 else f'ε = {texts[0]}'} for each case"
     if len(values) > 4:
-        without = "" if len(known) == len(values) else f" ({len(values) - len(known)} without)"
+        others = len(values) - len(known) - len(silent)
+        without = f" ({len(silent)} without noise: no ε holds)" * bool(silent) + f" ({others} without ε)" * bool(others)
         return (f"ε = {texts[0]}" if len(texts) == 1 else f"ε from {texts[0]} to {texts[-1]}") + without
     shown = {name: "no ε" if values[name] is None else _epsilon(group[name], 3).rstrip(",") for name in values}
+    shown |= dict.fromkeys(silent, "no noise, no ε")
     return " | ".join(f"{name}: {text}" for name, text in shown.items())  # names may hold commas

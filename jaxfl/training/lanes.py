@@ -29,6 +29,7 @@ class Lane(NamedTuple):
     node_names: tuple[str, ...] | None = None  # (n,), of its training data
     sizes: tuple[int, ...] = ()  # (n,), samples of each node
     secret: Array | None = None  # (), typed: makes every seed's base key; None: the seed alone makes it
+    width: int = 0  # columns of its index table at least: those of the largest node over the seeds of its case
 
     @property
     def base(self) -> Array:
@@ -109,33 +110,33 @@ class Uploads:
     def __init__(self) -> None:
         self._source: Any = None
         self._shares = 1
-        self._held: dict[int, FederatedData] = {}
+        self._held: dict[tuple[int, int], FederatedData] = {}  # seed, width
         self._tables: tuple[Any, Any] = None, None
         self._stacked: tuple[Any, Any] = None, None
 
     def of(self, lane: Lane) -> FederatedData:
-        """The data of a case and seed."""
+        """The data of a case and seed, with an index table as wide as that of the other seeds of the case."""
         shares = lane.case.num_node_shares
         if self._source is not lane.case.data or self._shares != shares:
             self._held, self._stacked = {}, (None, None)  # frees the device's memory first
             self._source, self._shares = lane.case.data, shares
-        if lane.seed not in self._held:
-            data = self._source(lane.seed)
+        if (lane.seed, lane.width) not in self._held:
+            data = _widened(self._source(lane.seed), lane.width)
             if lane.case.placement is not None:
                 lane.case.placement.check(data.num_nodes)
             data = place_data(data, shares)
             for other in list(self._held.values())[:1]:
                 pairs = zip(jax.tree.leaves(other), jax.tree.leaves(data), strict=True)
                 data = jax.tree.unflatten(jax.tree.structure(data), [_first_if_equal(*pair) for pair in pairs])
-            self._held[lane.seed] = data
-        return self._held[lane.seed]
+            self._held[lane.seed, lane.width] = data
+        return self._held[lane.seed, lane.width]
 
     def stacked(self, lanes: Sequence[Lane]) -> tuple[FederatedData, list[bool]]:
         """`stack_seeds` of the data of these lanes, one of each seed; made once for programs with equal seeds."""
-        data, seeds = [self.of(lane) for lane in lanes], tuple(lane.seed for lane in lanes)
-        if self._stacked[0] != seeds:
+        data, whose = [self.of(lane) for lane in lanes], tuple((lane.seed, lane.width) for lane in lanes)
+        if self._stacked[0] != whose:
             self._stacked = None, None
-            self._stacked = seeds, stack_seeds(data)
+            self._stacked = whose, stack_seeds(data)
         return self._stacked[1]
 
     def tables(self, whose: Any, make: Callable[[], Tables]) -> Tables:
@@ -144,6 +145,12 @@ class Uploads:
             self._tables = None, None
             self._tables = whose, make()
         return self._tables[1]
+
+
+def _widened(data: FederatedData, width: int) -> FederatedData:
+    """The same data with columns of padding, so that seeds whose largest nodes differ share a program."""
+    missing = width - data.max_size
+    return data._replace(indices=np.pad(np.asarray(data.indices), ((0, 0), (0, missing)))) if missing > 0 else data
 
 
 def keys_of(lanes: Sequence[Lane]) -> RunKey:

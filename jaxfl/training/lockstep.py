@@ -365,20 +365,22 @@ class Lockstep:
     def _lines(self, records: Sequence[LaneRecord], measured: Mapping[str, PyTree], round_index: int) -> list[dict]:
         """A line of metrics.jsonl for each lane, with which its next stretch begins."""
         columns: dict[str, list[float]] = {}
-        nodes: dict[str, list[Any]] | None = None
+        nodes: dict[str, list[Any]] = {}
         for name in self._program.measures:
             values = measured[name]
-            nodes = node_scores(values, name) if name == "test" else nodes
-            is_flat = not isinstance(values, Scores)
-            columns |= {k: v.tolist() for k, v in values.items()} if is_flat else flatten_scores(values, name)
+            if isinstance(values, Scores):
+                columns |= flatten_scores(values, name)
+                nodes |= node_scores(values, name) if name == "test" else {}
+            else:
+                columns |= {k: v.tolist() for k, v in values.items() if v.ndim == 1}
+                nodes |= {k.removesuffix("_nodes"): v.tolist() for k, v in values.items() if v.ndim > 1}
         lines = []
         summaries = summarize_lanes([record.stretch for record in records]) if records else []
         for record, summary in zip(records, summaries, strict=True):
             record.totals = add_costs(record.totals, record.stretch)
             infos = {name: summary.get(name) for name in self._compiled.fields}  # null in round 0
             record.stretch, record.last_line = [], round_index
-            own = {} if nodes is None else nodes
-            record.nodes = {name: values[record.index] for name, values in own.items()} or record.nodes
+            record.nodes = {name: values[record.index] for name, values in nodes.items()} or record.nodes
             line = {"case": record.lane.name, "seed": record.lane.seed, "round": round_index}
             if "loss" in infos:
                 line["train_loss"] = infos.pop("loss")

@@ -333,6 +333,7 @@ def own_scores(task: Task, held: Callable[[int], FederatedData]) -> Measure:
     Returns:
         The measurement. Each metric is averaged over a node's samples: `own_<metric>` is the mean of this over nodes,
         `own_<metric>_worst_node` the worst node's, and `own_<metric>_spread` the standard deviation over nodes.
+        `own_accuracy_nodes` (n,) has every node's accuracy; a run keeps it in sites.csv, as own_accuracy.
 
     Guarantees:
         - every node counts the same, whatever the number of its samples.
@@ -351,6 +352,7 @@ def own_scores(task: Task, held: Callable[[int], FederatedData]) -> Measure:
             worst_of = jnp.max if larger_is_worse(name) else jnp.min
             line |= {f"own_{name}": values.mean(), f"own_{name}_worst_node": worst_of(values)}
             line[f"own_{name}_spread"] = values.std()
+            line |= {f"own_{name}_nodes": values} if name == "accuracy" else {}
         return line
 
     return Measure(compute, prepare=lambda key, data: some_samples(data, data.max_size), data=held)

@@ -185,8 +185,10 @@ def lanes_of(cases: Mapping[str, Case], key: Array | None = None) -> list[Lane]:
             if (id(case.data), seed) not in digests:
                 data = case.data(seed)
                 digests[id(case.data), seed] = digest(data, hashed), data.names, tuple(np.asarray(data.sizes).tolist())
+    largest = {what: max(sizes) for what, (_, _, sizes) in digests.items()}
+    widths = {name: max(largest[id(case.data), seed] for seed in case.seeds) for name, case in cases.items()}
     return [
-        Lane(name, case, seed, *digests[id(case.data), seed], key)
+        Lane(name, case, seed, *digests[id(case.data), seed], key, widths[name])
         for name, case in cases.items()
         for seed in case.seeds
     ]
@@ -195,7 +197,7 @@ def lanes_of(cases: Mapping[str, Case], key: Array | None = None) -> list[Lane]:
 def programs_of(lanes: Sequence[Lane]) -> list[Program]:
     """The programs that lanes of one run make, checked on the host; nothing is compiled.
 
-    Lanes whose cases differ in numbers alone, and whose data have the same shapes, share one.
+    Lanes whose cases differ in numbers only, and whose data have the same shapes, share one.
     """
     uploads = Uploads()
     groups: dict[Any, list[Lane]] = {}
@@ -214,7 +216,7 @@ def recorded_settings(lanes: Sequence[Lane]) -> tuple[dict[str, Any], dict[str, 
     of_tests = {number: digest(test) for number, test in tests.items()}
     settings: dict[str, Any] = {}
     words: dict[str, str] = {}
-    for name, case, seed, data_digest, _, _, secret in lanes:
+    for name, case, seed, data_digest, _, _, secret, _ in lanes:
         if name not in settings:
             settings[name] = {**_settings(case), "data": {"test": keyed(of_tests[id(case.test)], secret)}}
             words[f"cases.{name}.data.test"] = f"the test data of case {name}"

@@ -62,7 +62,8 @@ class Program:
         uploads: gives the training data of a lane.
 
     Guarantees:
-        - a lane gives the same in a sweep as alone: the same bits one after the other, up to rounding in groups.
+        - a lane gives the same in a sweep as alone: the same bits one after the other, up to rounding in groups, and
+          where a sum goes over all samples of a node while another seed's largest node is larger.
         - no copy of a table in a round.
         - a branch on the round number stays a branch.
     """

@@ -52,7 +52,9 @@ def restore_state(run: RunDirectory, name: str, case: Case, seed: int) -> tuple[
     Guarantees:
         - reading a state changes nothing.
     """
-    program = Program([Lane(name, case, seed, "")], Uploads())  # the digest is empty: no key is made here
+    seeds = {seed, *(its for one in run.passes for its_name, its in one.lanes if its_name == name)}
+    width = max(case.data(one).max_size for one in seeds)  # a sweep's tables are as wide as its largest node
+    program = Program([Lane(name, case, seed, "", width=width)], Uploads())  # the digest is empty: no key is made here
     for one in run.passes:
         begun = one.begun() if (name, seed) in one.lanes else None
         if begun is not None:

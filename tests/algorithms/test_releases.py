@@ -367,3 +367,15 @@ def test_an_algorithm_of_ones_own_says_its_releases():
         privacy.statements(jaxfl.core.algorithm(*parts), DATA, 3, dp_delta=1e-5)
     own = jaxfl.core.algorithm(*parts, releases=plain.releases)
     assert privacy.statements(own, DATA, 3, dp_delta=1e-5) == privacy.statements(plain, DATA, 3, dp_delta=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS.values())
+@pytest.mark.parametrize("clip_norm", [None, CLIP])
+def test_the_reason_of_a_server_method_without_noise_is_the_noise(sampler, clip_norm):
+    """Whatever draws its batches: no other draw would give it an epsilon."""
+    steps = jaxfl.local_steps(1, batch_size=1, optimizer=optax.sgd(RATE), sampler=sampler, clip_norm=clip_norm)
+    learner = jaxfl.fed_avg(LINEAR, clients=steps, num_active=SAMPLES)
+    stated = privacy.account(learner, BY_CLIENT, dp_delta=1e-5).statements(3)
+    assert {one.dp_epsilon for one in stated} == {None}
+    wanted = "Gradients are not clipped" if clip_norm is None else "No noise is added"
+    assert all(str(one.reason).startswith(wanted) for one in stated)

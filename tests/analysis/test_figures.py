@@ -131,9 +131,29 @@ def test_a_table_of_latex_has_escaped_names_and_deviations_in_mathematics(tmp_pa
     assert heading == ["method", "nodes", r"$\varepsilon$"], "what all share is no column"
     assert second == ["B", "$2$", "$3.001$"]
     assert r"R\&D\_\{50 \%\} \#1 \$x\$ \textbackslash{}input" in first[0]
-    assert r"\caption{Mean $\pm$ standard deviation over 2 seeds. $\varepsilon$: proven, zero out one sample" in text
+    assert r"\caption{Toy, digits; nodes 2; seeds 0, 1. Mean $\pm$ standard deviation over 2 seeds. $\vare" in text
+    assert r"$\varepsilon$: proven, zero out one sample" in text
     assert r"one sample, $\delta$ = 1e-05, largest over nodes" in text
     assert r"The same in all rows: test accuracy 91.0 $\pm$ 1.4 \%, status finished." in text
+
+
+def test_a_caption_says_what_ran(tmp_path):
+    """Experiment, data set, methods, nodes and seeds of the compared cases; of several runs each."""
+    runs = [make_run(tmp_path, tuple("AB"), name=name) for name in ("one", "two")]
+    for run, experiment in zip(runs, ("plan", "toy"), strict=True):
+        settings = json.loads((run / "config.json").read_text()) | {"experiment": experiment}
+        settings["config"] |= {"method": "M1", "dataset": "a/clinics.csv"}
+        settings["config"]["cases"]["B"] |= {"method": "M2", "nodes": 1, "seeds": [2]}
+        (run / "config.json").write_text(json.dumps(settings))
+    every = "method M1, M2; nodes 2, 1; seeds 0, 1, 2. "
+    assert rf"\caption{{Plan, clinics; {every}" in write_figures(runs[:1], tmp_path / "a", "svg")[-1].read_text()
+    assert (
+        rf"\caption{{Plan, clinics; toy, clinics; {every}" in write_figures(runs, tmp_path / "b", "svg")[-1].read_text()
+    )
+    summary = json.loads((runs[0] / "summary.json").read_text())
+    summary["cases"]["B"]["settings"] = {"baseline": "pooled"}
+    (runs[0] / "summary.json").write_text(json.dumps(summary))
+    assert "method M1; nodes 2; seeds" in write_figures(runs[:1], tmp_path / "a", "svg")[-1].read_text()
 
 
 def test_numbers_of_a_column_have_equal_decimals_and_no_column_stands_twice(tmp_path):

@@ -95,7 +95,13 @@ def test_what_all_statements_rest_on_stands_once(tmp_path):
 def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
     """Claims, then assumptions, then sites, before any picture; no browser is at hand to print it."""
     run = make_run(tmp_path)
-    sites = [f"{case},{seed},hospital {k},60,2.5,0.1,0.9" for case in "AB" for seed in (0, 1) for k in range(30)]
+    accuracy = {("A", 7): 0.8, ("B", 3): 0.85}  # of the worst sites
+    sites = [
+        f"{case},{seed},hospital {k},60,2.5,0.1,{accuracy.get((case, k), 0.9)}"
+        for case in "AB"
+        for seed in (0, 1)
+        for k in range(30)
+    ]
     heading = "case,seed,site,samples,dp_epsilon,noise_std,test_accuracy"
     (run / "sites.csv").write_text("\n".join([heading, *sites]) + "\n")
     config = json.loads((run / "config.json").read_text())
@@ -103,11 +109,14 @@ def test_a_printed_page_has_all_that_is_folded_or_long_on_a_screen(tmp_path):
     (run / "config.json").write_text(json.dumps(config))
     page, _ = _page(run, to=tmp_path)
     text = re.sub(r"<[^>]+>", " ", page.partition("<body>")[2])
-    assert text.count("hospital ") == 2 * 30
+    assert text.partition(" Sites ")[2].count("hospital ") == 2 * 30
     assert all(text.count(assumption) == 1 for assumption in ("clipped at 1", "only B&#x27;s"))
     places = [page.index(f"<h2>{name}</h2>") for name in ("Results", "Privacy", "Sites", "Curves")]
     assert places == sorted(places)
     assert "<td class=long>--x" in page
+    results = page.partition(">Results<")[2].partition("</table>")[0]
+    assert "<th>worst site</th>" in results
+    assert re.findall(r"<td>(hospital \d+)</td>", results) == ["hospital 7", "hospital 3"]
     for rule in ("@media print", "details::details-content", "beforeprint"):
         assert rule in page
 
@@ -173,22 +182,20 @@ def test_the_own_table_of_an_experiment_stands_first_and_names_the_cases_as_it_d
     run = make_run(tmp_path, ("A", "A, curator"))
     summary = json.loads((run / "summary.json").read_text())
     summary["cases"]["A, curator"]["settings"] = {"baseline": "curator"}
-    names = {"": "together", "curator": "pooled"}
-    own = {"title": "What <sites> have", "heading": ["ε", "how"], "rows": [["3", "pooled"]], "notes": ["one & two"]}
+    names = {"": "together", "curator": "all <data>"}
+    own = {"title": "What <sites> have", "heading": ["ε", "how"], "rows": [["3", "alone"]], "notes": ["one & two"]}
     (run / "summary.json").write_text(json.dumps(summary | {"table": own | {"baselines": names}}))
     page, _ = _page(run, to=tmp_path)
-    assert (
-        page.index("What &lt;sites&gt; have") < page.index("<td>3</td><td>pooled</td></tr>") < page.index(">Results<")
-    )
+    assert page.index("What &lt;sites&gt; have") < page.index("<td>3</td><td>alone</td></tr>") < page.index(">Results<")
     assert "one &amp; two" in page
     after = page[page.index(">Results<") :]
     assert "<th>how</th><th>ε</th>" in after
     assert "<td>together</td><td>2.001 proven</td>" in after
-    assert "<td>pooled</td><td>3.001 proven</td>" in after
-    assert "A, pooled" in after
+    assert "<td>all &lt;data&gt;</td><td>3.001 proven</td>" in after
+    assert "A, all &lt;data&gt;" in after
     text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
-    assert r"\caption{What $<$sites$>$ have. One \& two.}" in text
-    assert r"$3$ & pooled \\" in text
+    assert r"\caption{What $<$sites$>$ have. Toy, digits; nodes 2; seeds 0, 1. One \& two.}" in text
+    assert r"$3$ & alone \\" in text
 
 
 def test_cases_of_several_runs_stand_beside_each_other(tmp_path):

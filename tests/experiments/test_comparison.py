@@ -169,6 +169,16 @@ def test_all_are_measured_after_a_mixing_unless_the_papers_places_are_asked_for(
     assert flat(_row(METHODS["DP2-SGD"], next(iter(query("DP2-SGD", mixings=3).rows.values()))).config)["mixings"] == 3
 
 
+def test_momentum_reaches_qg_dsgdm_and_many_values_share_its_program():
+    """The default leaves the random numbers of runs from before the option as they are."""
+    momenta = (0.5, 0.8, 0.9)
+    rows = {str(momentum): next(iter(query("QG-DSGDm", momentum=momentum).rows.values())) for momentum in momenta}
+    assert [flat(_row(METHODS["QG-DSGDm"], row).config)["momentum"] for row in rows.values()] == list(momenta)
+    cases = PREPARE(rows).cases
+    assert len({case.algorithm for case in cases.values()}) == 1
+    assert ["momentum" in case.identity for case in cases.values()] == [True, True, False]
+
+
 def test_nodes_of_unequal_size_spend_the_budget_each():
     """A node of a graph, or a client, has noise of its own, so that none has that of the smallest for nothing."""
     uneven = {"partition": "quantity", "alpha": 2.0, "batch_size": 2}

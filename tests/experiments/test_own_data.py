@@ -154,6 +154,8 @@ def test_defaults_take_sites_of_few_samples(name, words, tmp_path, capsys):
     words = f"--dataset {tmp_path / 'few.csv'} --label-column ill --site-column town --quiet --seeds 0 {words}"
     assert main(EXPERIMENTS[name], [*words.split(), "--out", str(tmp_path / "run")]) == 0, capsys.readouterr()
     assert (tmp_path / "run" / "plots" / "training.png").exists()
+    assert "test auc" in re.sub(r"[│┃\s]+", " ", capsys.readouterr().out)
+    assert all(0 <= row["test_auc_worst_node"] <= row["test_auc"] <= 1 for row in read_results(tmp_path / "run"))
     options = {"dataset": str(tmp_path / "few.csv"), **OWN}
     expected = int(0.45 * 11)  # of 14 samples of a site 3 test
     assert flat(request(EXPERIMENTS[name], options).config)["batch_size"] in (3, expected)  # 3 is a scheme's own
@@ -168,6 +170,16 @@ def test_a_server_s_model_is_tested_on_what_each_client_holds_out(name, tmp_path
     assert main(EXPERIMENTS[name], words.split()) == 0, capsys.readouterr()
     last = json.loads((tmp_path / "run" / "passes" / "0" / "metrics.jsonl").read_text().splitlines()[-1])
     assert 0 <= last["own_accuracy_worst_node"] <= last["own_accuracy"] <= 1
+    assert_sites_have_own_accuracies(tmp_path / "run", [last])
+
+
+def assert_sites_have_own_accuracies(run, lines):
+    """sites.csv has the accuracies at the end whose mean, worst and spread the lines tell."""
+    sites = read_results(run / "sites.csv")
+    for line in lines:
+        own = [row["own_accuracy"] for row in sites if (row["case"], row["seed"]) == (line["case"], line["seed"])]
+        expected = [line[f"own_accuracy{end}"] for end in ("", "_worst_node", "_spread")]
+        assert [np.mean(own), min(own), np.std(own)] == pytest.approx(expected, abs=1e-6)
 
 
 def test_what_nodes_hold_out_tests_their_own_models(table, tmp_path, capsys):
@@ -179,6 +191,7 @@ def test_what_nodes_hold_out_tests_their_own_models(table, tmp_path, capsys):
     ]
     assert all(line["own_accuracy_worst_node"] <= line["own_accuracy"] <= 1 for line in lines)
     assert all(0 <= line["own_accuracy_spread"] <= 0.5 for line in lines)
+    assert_sites_have_own_accuracies(tmp_path / "run", [line for line in lines if line["round"] == 2])
     own = request(EXPERIMENTS["privsgp_vr"], {"dataset": table, "own_test": 0.25, **OWN}).config
     assert own.clients.data(own.data)(0).sizes.tolist() == [24] * 5
     title = run_title(tmp_path / "run" / "config.json")

@@ -10,9 +10,10 @@ import pytest
 
 from experiments import EXPERIMENTS
 from experiments.plan.request import PLAN, STEPS, arguments_of
-from experiments.plan.table import best_guess
+from experiments.plan.table import _HOW, best_guess
 from jaxfl.analysis.report import write_report
 from jaxfl.frame import main
+from jaxfl.frame.experiment import BASELINES
 from jaxfl.training import read_results
 
 
@@ -62,7 +63,12 @@ def test_the_table_has_the_best_step_of_each_row_and_commands_that_make_them_aga
             means[step] = [row["test_accuracy"] for row in own]
         best = max(means, key=lambda step: np.mean(means[step]))
         assert main(EXPERIMENTS["privsgp_vr"], [*command[2:], "--out", f"again{budget}", "--quiet"]) == 0
-        assert [row["test_accuracy"] for row in read_results(folder / f"again{budget}")] == means[best]
+        again = read_results(folder / f"again{budget}")
+        chosen = [r for r in results if (r["target_epsilon"], r["step_size"], r["baseline"]) == (budget, best, None)]
+        measured = [name for name in again[0] if name.startswith(("test_", "train_", "total_", "proven_"))]
+        assert {"train_loss", "test_auc", "test_balanced_accuracy_worst_node"} <= {*measured}
+        for one, other in zip(again, chosen, strict=True):
+            assert {name: one[name] for name in measured} == {name: other[name] for name in measured}
         wanted = rf"│ {budget} +│ together +│ step {best:g}\* +│ +{100 * np.mean(means[best]):.1f}"
         assert re.search(wanted, printed.replace("\xa0", " ")), printed
     assert "no ε pays for that choice" in printed
@@ -70,7 +76,7 @@ def test_the_table_has_the_best_step_of_each_row_and_commands_that_make_them_aga
     assert plan([*words, "--resume"]) == 0
     assert printed.rpartition("What accuracy")[2] == capsys.readouterr().out.rpartition("What accuracy")[2]
     page = write_report([folder / "run"], folder / "report.html").read_text()
-    own, levels = summary["table"], [["none", "alone"], ["none", "together"]]
+    own, levels = summary["table"], [["none", "alone"], ["none", "without noise"]]
     assert [row[:2] for row in own["rows"]] == [["1", "together"], ["8", "together"], *levels]
     assert page.index(own["notes"][0]) < page.index(">Results<"), "the plan's own table stands first"
     assert all("".join(f"<td>{cell}</td>" for cell in row) in page for row in own["rows"])
@@ -78,6 +84,31 @@ def test_the_table_has_the_best_step_of_each_row_and_commands_that_make_them_aga
     assert {"test_balanced_accuracy", "test_auc", "test_accuracy_alone"} <= {*sites[0]}
     own = {row["site"]: row["noise_std"] for row in sites if row["case"].startswith("PrivSGP, ε = 1, step 1")}
     assert sorted(own, key=lambda site: own[site]) == ["s2", "s1", "s3", "s4", "s0"]  # the largest has the least
+    (named,) = [note for note in summary["table"]["notes"] if note.startswith("worst site")]
+    means = {}
+    for row in sites:
+        means.setdefault(row["case"], {}).setdefault(row["site"], []).append(row["test_accuracy"])
+    of_case = {case: min(each, key=lambda site: np.mean(each[site])) for case, each in means.items()}
+    for budget, how, step, *_ in summary["table"]["rows"]:
+        is_private = how == "together"
+        case = f"PrivSGP, ε = {budget}, {step}" if is_private else f"PrivSGP, {step}, {how.replace(' ', '_')}"
+        place = f"{how} at ε = {budget}" if is_private else how
+        assert re.search(rf"{of_case[case.replace('*', '')]} \([^)]*{place}", named), named
+
+
+def test_its_words_for_rows_are_those_of_baselines():
+    """One word for one thing: `--baselines`, files, and the table."""
+    assert {name: how for name, how in _HOW.items() if how != name.replace("_", " ")} == {"": "together"}
+    assert {*_HOW} == {"", *BASELINES}
+
+
+def test_without_a_file_it_says_for_which_data_it_plans_and_how_to_give_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = "--epsilon 8 --step-size 0.1 --iterations 2 --seeds 0 --hidden 2 --nodes 2 --baselines alone --quiet"
+    assert main(PLAN, arguments_of(words.split())) == 0, capsys.readouterr()
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "jaxfl plan FILE" in line]
+    assert "data set digits" in said
+    assert "--label-column" in said
 
 
 def test_a_private_selection_pays_for_the_step(folder, capsys):

@@ -260,13 +260,13 @@ def test_a_number_in_a_sentence_comes_from_its_file(page, tmp_path):
     lines = [
         f"A has <!-- value x {where} best=step_size -->?%, and <!-- value x {where},step_size:0.1 -->1 ± 2.",
         f"It leads by <!-- value x {where},step_size:0.1 less=method:B -->0.1 ± 0.1.",
-        "It sends <!-- value z value=bits unit=1e6 -->0 Mbit at <!-- value z value=proven_dp_epsilon -->1,000.",
+        "It sends <!-- value z value=bits unit=1e6 -->0, in Mbit, at <!-- value z value=proven_dp_epsilon -->1,000.",
     ]
     text, _ = rewritten(page(*lines), pictures=False)
     assert re.sub("<!-- value .*? -->", "", text).splitlines() == [
         "A has 80.0%, and 60.0 ± 14.1.",
         "It leads by 30.0 ± 0.0.",
-        "It sends 33.9 Mbit at 2.01.",
+        "It sends 33.9, in Mbit, at 2.01.",
     ]
     assert text.count("<!-- value ") == 5
 

@@ -13,7 +13,7 @@ from jaxfl import command
 from jaxfl.__main__ import main
 from jaxfl.core import ArgumentError
 from jaxfl.core.check import one_of
-from jaxfl.core.vocabulary import SAME, flag, letters
+from jaxfl.core.vocabulary import SAME, chosen, flag, letters
 from jaxfl.data.describe import main as describe
 from jaxfl.frame import command_line
 from jaxfl.frame.options import options
@@ -153,6 +153,42 @@ def test_a_wrong_word_leads_to_the_right_one(name, words, wrong, meant, capsys):
     said = refusal(name, words, capsys)
     assert re.match(rf"(error: )?{re.escape(wrong)}: ", said), said
     assert f"Did you mean {meant}?" in said, said
+
+
+@pytest.mark.parametrize("name", OF_FRAME)
+def test_a_method_of_another_experiment_leads_there(name):
+    """In any case, by every way to give it; a word that is no method anywhere leads nowhere."""
+    own, commands = methods_of(OF_FRAME[name]), {one: methods_of(other) for one, other in EXPERIMENTS.items()}
+    for method in ("fedprox", "DPFL", "DP-GT", "PrivSGP"):
+        having = [one for one, known in commands.items() if chosen(method, known)]
+        assert having
+        for words in (["--method", method], ["--grid", f"method={method}"]):
+            if own and not chosen(method, own):
+                said = sentence(name, words)
+                assert all(f"python -m experiments.{one}" in said for one in having), said
+                assert "python -m" not in sentence(name, [word.replace(method, "FedNothing") for word in words])
+
+
+def sentence(name, words):
+    """The error that the command line prints."""
+    with pytest.raises(ArgumentError) as caught:
+        command_line.parse(OF_FRAME[name], words)
+    return command_line._sentence(OF_FRAME[name], caught.value, words)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "apart"),
+    [
+        ("plan", ["--epsilon", "1,3,8"], "1 3 8"),
+        ("privsgp_vr", ["--hidden", "32,64"], "32 64"),
+        ("privsgp_vr", ["--seeds", "0,1"], "0 1"),
+        ("privsgp_vr", ["--baselines", "alone,pooled"], "alone pooled"),
+        ("privsgp_vr", ["--method", "PrivSGP,ED"], "PrivSGP ED"),
+        ("epsilon", ["--samples", "30,40"], "30 40"),
+    ],
+)
+def test_values_with_commas_lead_to_spaces(name, words, apart, capsys):
+    assert refusal(name, words, capsys).rstrip("\n").endswith(f"Separate values by spaces: {apart}.")
 
 
 @pytest.mark.parametrize("words", [["--sites", "9", "--clients", "8"], ["--rounds", "3", "--rounds=5"]])

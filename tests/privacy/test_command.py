@@ -207,6 +207,18 @@ def test_a_wrong_value_ends_with_one_sentence(capsys, method, more, sentence):
     assert message.err.startswith(f"error: {sentence}")
 
 
+@pytest.mark.parametrize(("rows", "is_terminal"), [(10, True), (500, True), (10, False)])
+def test_an_answer_out_of_sight_of_a_terminal_stands_last_too(rows, is_terminal, capsys, monkeypatch):
+    monkeypatch.setenv("LINES", str(rows))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: is_terminal)
+    assert command.main(words("PrivSGP", noise_multiplier=2.0)) == 0
+    printed = capsys.readouterr().out.splitlines()
+    claims = [line for line in printed if line.startswith("ε = ")]
+    assert len(claims) > 1
+    is_repeated = printed[-len(claims) // 2 :] == claims[: len(claims) // 2]
+    assert is_repeated == (rows < len(printed) and is_terminal)
+
+
 @pytest.mark.parametrize("method", ["DPFL", "DP-FedAvg", "PrivSGP-VR", TRACKING])
 def test_neither_jax_nor_anything_slow_is_imported(method):
     code = f"import sys; from jaxfl import command; assert command.main({words(method, target=2.5)!r}) == 0;"

@@ -117,6 +117,21 @@ def test_what_has_no_epsilon_has_a_reason_and_no_remark():
     assert caption({"VR": [without]}) == [f"{KEY}: no ε"]
 
 
+@pytest.mark.parametrize("more", [0, 4])
+def test_rows_without_noise_are_told_from_rows_without_an_epsilon(more):
+    """In a line that names each case, and in one that counts them."""
+    quiet = Release("mini_batch", "poisson", 5, 50, clip_norm=1.0, noise_std=0.0)
+    silent = [one._asdict() for one in account(PRIVSGP, [quiet], dp_delta=1e-5).statements(10)][-1:]
+    (key,) = [line.removesuffix(": no noise, no ε") for line in caption({"alone": silent})]
+    unclipped = {**silent[0], "reason": NONE["reason"]}
+    others = {f"v{i}": [{**silent[0], "dp_epsilon": 2.5, "reason": None}] for i in range(1 + more)}
+    (line,) = caption({**others, "alone": silent, "without_noise": silent, "free": [unclipped]})
+    if more:
+        assert line == f"{key}: ε = 2.5 (2 without noise: no ε holds) (1 without ε)"
+    else:
+        assert line == f"{key}: v0: ε = 2.5 | alone: no noise, no ε | without_noise: no noise, no ε | free: no ε"
+
+
 def test_the_statement_that_was_asked_for_is_first_and_marked():
     published = {**NONE, "bound": "published"}
     replaced = {**PROVEN, "neighboring_relation": "replace_one"}

@@ -32,6 +32,7 @@ import jax.numpy as jnp
 from jaxfl.algorithms.clients.local_steps import LocalSteps
 from jaxfl.channel.compress import Compressor
 from jaxfl.core import ArgumentError, Array, PyTree, check
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import scale
 from jaxfl.privacy.mechanisms import require_own_noise
 
@@ -42,6 +43,8 @@ class Feedback(NamedTuple):
     send: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree]]  # (changes, kept, drawn) -> (sent, kept), (c, *leaf)
     compressor: Compressor | None = None
     adds: bool = False  # whether the server adds what arrives to the mean change of the last round
+
+    __repr__ = short_repr
 
 
 def error_feedback(compressor: Compressor) -> Feedback:

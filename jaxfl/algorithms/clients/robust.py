@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxfl.core import ArgumentError, Array, Key, Purpose, check, node_keys, purpose_key
 from jaxfl.core.algorithm import constructor
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import root
 
 
@@ -31,6 +32,8 @@ class Aggregate(NamedTuple):
     least: int  # updates below which a round is void
     combine: Callable[..., Array]  # (updates (c, d), arrived (c,), last result (d,)) -> (d,); rows that are lost are 0
     keeps: bool = False  # whether `combine` reads the last result, 0 at first; else it is None
+
+    __repr__ = short_repr
 
 
 class AttackDraws(NamedTuple):
@@ -46,6 +49,8 @@ class Attack(NamedTuple):
     attackers: np.ndarray | int  # (f,), int32, numbers of the clients; or f, where they are drawn
     act: Callable[..., Array]  # (updates (c, d), honest (c,), normal numbers (c, d)) -> what attackers send, (c, d)
     draws: bool  # whether `act` takes normal numbers
+
+    __repr__ = short_repr
 
     @property
     def num_attackers(self) -> int:

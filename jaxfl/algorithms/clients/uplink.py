@@ -35,6 +35,7 @@ from jaxfl.channel.links import LOST_MESSAGES, LinkDraws, Links
 from jaxfl.channel.links import PLAIN as PLAIN_LINKS
 from jaxfl.core import ArgumentError, Array, Info, Key, PyTree, Task, Variables
 from jaxfl.core.info import Count, Discarded, Fatal, plain
+from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import along_nodes, norm, number_type, replicate, weighted_sum
 from jaxfl.gradients.samplers import BATCH_OVERFLOW
 from jaxfl.privacy.mechanisms import require_own_noise
@@ -128,6 +129,8 @@ class Uplink(NamedTuple):
     init: Callable[[Key, PyTree, int], Kept]
     draw: Callable[..., tuple[Array, UplinkDraws]]
     send: Callable[..., Received]
+
+    __repr__ = short_repr
 
     @property
     def is_private(self) -> bool:
@@ -267,9 +270,7 @@ def uplink(
         is_present = jnp.ones(len(active), bool) if draws.is_active is None else draws.is_active
         counts_now = is_present
         if attack is not None:
-            changes = Variables(
-                _attacked(attack, changes.params, active, is_present, draws.attack), changes.model_state
-            )
+            changes = changes._replace(params=_attacked(attack, changes.params, active, is_present, draws.attack))
         if draws.links.arrived is not None:
             arrived = draws.links.arrived[active]
             counts_now, counts = counts_now & arrived, {LOST_MESSAGES: (~arrived).astype(jnp.int32)}
@@ -284,10 +285,8 @@ def uplink(
             num_arrived = counts_now.sum(dtype=jnp.int32)
             is_valid = num_arrived >= aggregate.least
             addition = restore(jnp.where(is_valid, mean, 0))
-            counts |= {
-                "void_rounds": (~is_valid).astype(jnp.int32),
-                DISCARDED_UPDATES: Discarded(lost.astype(jnp.int32)),
-            }
+            counts |= {"void_rounds": (~is_valid).astype(jnp.int32)}
+            counts |= {DISCARDED_UPDATES: Discarded(lost.astype(jnp.int32))}
             model = Variables(jax.tree.map(jnp.add, before.params, addition), before.model_state)  # which is empty
             shares = _quotient(counts_now.astype(weights.dtype), num_arrived.astype(weights.dtype))
             if aggregate.keeps:

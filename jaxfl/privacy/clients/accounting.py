@@ -52,7 +52,7 @@ from jaxfl.privacy.accountant import Account, Bound, Claim, Family
 from jaxfl.privacy.clients.local_iterations import converted_epsilon, renyi_divergences
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
 from jaxfl.privacy.shared import Secrets
-from jaxfl.privacy.statements import drawn, rounded_up
+from jaxfl.privacy.statements import NO_NOISE, drawn, rounded_up
 
 ESTIMATES = ("none", "as_published", "private")
 WITHOUT_NOISE = (
@@ -169,7 +169,8 @@ def account(
 def _checked(release: ClientRelease) -> ClientRelease:
     """Refuse a release that cannot be accounted for."""
     check.one_of(ESTIMATES, estimates=release.estimates)
-    if release.sampler != "poisson":
+    is_silent = release.noise_multiplier == 0 and release.estimates == "none"  # `_reason` says it, whatever the draw
+    if release.sampler != "poisson" and not is_silent:
         remedy = "Draw the clients' batches by jaxfl.gradients.poisson."
         requirement = "must be 'poisson': no other is accounted for"
         raise ArgumentError("sampler", requirement, f"got {release.sampler!r}", remedy)
@@ -229,7 +230,7 @@ def _reason(spent: Spent, _bound: str) -> str | None:
     if spent.num_estimates and release.estimates == "as_published":
         return WITHOUT_NOISE
     if spent.num_estimates and release.estimates == "private" and release.estimate_noise_multiplier == 0:
-        return "No noise is added to the estimates, so they are not private."
+        return f"{NO_NOISE} to the estimates, so they are not private."
     return None
 
 

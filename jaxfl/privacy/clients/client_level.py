@@ -28,7 +28,7 @@ from jaxfl.privacy import accountant as verbs
 from jaxfl.privacy.accountant import Account, Bound, Claim, Family
 from jaxfl.privacy.clients.sampled_releases import SampledReleases, sampled_epsilon
 from jaxfl.privacy.shared import Secrets
-from jaxfl.privacy.statements import drawn
+from jaxfl.privacy.statements import NO_NOISE, drawn
 
 RELATION = "zero_out_client"
 _SETTING = (
@@ -124,7 +124,7 @@ def _reason(spent: Spent, _bound: str) -> str | None:
     if release.clip_norm is None:
         return "Updates are not clipped, so one client can change a sum by any amount, and noise protects nothing."
     if release.noise_multiplier == 0:
-        return "No noise is added, so the sums are not private."
+        return f"{NO_NOISE}, so the sums are not private."
     if release.sampler == "fixed" and release.participation_rate < 1:
         return (
             "A fixed number of clients takes part in each round, and the bound is for clients that each take part"

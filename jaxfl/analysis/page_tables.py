@@ -17,11 +17,14 @@ from jaxfl.privacy.statements import RELATIONS, rounded_up
 
 Row = Mapping[str, str]
 ACCURACY = "test_accuracy"
+ACCURACIES = (ACCURACY, "own_accuracy")  # columns that begin so are shares
 BEST = f"{ACCURACY}_best"
 _COLUMNS = {
     ACCURACY: "test accuracy, %",
     f"{ACCURACY}_worst_node": "worst node, %",
     f"{ACCURACY}_average_model": "average model, %",
+    "own_accuracy": "own samples, %",
+    "own_accuracy_worst_node": "own samples, worst node, %",
     BEST: "best evaluation of each seed, %",
     "num_steps": "local iterations τ",
     "total_local_iterations": "local iterations of a client",
@@ -270,7 +273,7 @@ def cell(rows: Sequence[Row], column: str) -> str:
     values = numbers(rows, column)
     if values is None:
         return "diverged" if rows else ""
-    share, digits = (100.0, ".1f") if column.startswith(ACCURACY) else (1.0, ".3g")
+    share, digits = (100.0, ".1f") if column.startswith(ACCURACIES) else (1.0, ".3g")
     spread = f" ± {share * np.std(values, ddof=1):{digits}}" if len(values) > 1 and np.ptp(values) > 0 else ""
     return f"{share * np.mean(values):{digits}}{spread}"
 
@@ -299,7 +302,7 @@ def table(directive: Directive, folder: Path) -> list[str]:
         if not any(key in row for row in rows):
             raise ArgumentError("directive", "must name columns of its file", f"got {key!r}", "Mend the page.")
     option = directive.columns[0] if len(directive.columns) == 1 else None
-    if option is not None and (option.startswith(ACCURACY) or option.endswith("dp_epsilon")):
+    if option is not None and (option.startswith(ACCURACIES) or option.endswith("dp_epsilon")):
         option = None
     heads = values_of(rows, option) if option else list(directive.columns)
     label = ", ".join(OPTIONS.get(key, key.replace("_", " ")) for key in directive.rows)

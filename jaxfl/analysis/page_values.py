@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxfl.analysis.page_tables import ACCURACY, Directive, Row, best_of, cell, read_rows
+from jaxfl.analysis.page_tables import ACCURACIES, Directive, Row, best_of, cell, read_rows
 from jaxfl.core import ArgumentError
 
 _MARK = "<!-- value "
@@ -65,7 +65,7 @@ def number_of(directive: Directive, folder: Path, *, has_spread: bool = False) -
             found = f"got {', '.join(values)} and {', '.join(less)}"
             raise ArgumentError("directive", "of a difference must have equal seeds", found, "Mend the page.")
         values = {seed: value - less[seed] for seed, value in values.items()}
-    scale, digits = (100.0, ".1f") if column.startswith(ACCURACY) else (1.0, ".3g")
+    scale, digits = (100.0, ".1f") if column.startswith(ACCURACIES) else (1.0, ".3g")
     unit = float(directive.unit[0]) if directive.unit else 1.0
     numbers = [*values.values()]
     text = f"{scale * np.mean(numbers) / unit:{digits}}"  # in the order of a table's cell, which rounds alike

@@ -128,7 +128,7 @@ def _draw(axes: Axes, mark: Mark, style: dict[str, Any]) -> Any:
     if not mark.x:
         return axes.axhline(mark.mean[0], linewidth=1.8, **style)
     if mark.is_points:
-        return draw_points(axes, x, mean, [mean - low, high - mean], style)
+        return draw_points(axes, x, mean, np.maximum([mean - low, high - mean], 0), style)  # rounding may leave -1e-17
     return draw_curve(axes, Curve(x, mean, low, high, 1 + bool(mark.low)), style)
 
 

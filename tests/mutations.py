@@ -237,7 +237,7 @@ jaxfl/training/measures.py: jnp.sum(leaf.mean(axis=0) ** 2) => jnp.sum((leaf**2)
 jaxfl/frame/grid.py: itertools.product(*rows) => zip(*rows)
 [tests/training/test_printed.py]
 jaxfl/analysis/cases.py: = winner["privacy"] + cases[winner["case"]]["privacy"] => = cases[winner["case"]]["privacy"]
-jaxfl/analysis/report.py: if any(row[name] is not None for row in one.sites)] => if one.sites[0][name] is not None]
+jaxfl/analysis/report.py: if any(row[name] for row in one.sites)] => if one.sites[0][name]]
 jaxfl/analysis/report.py: epsilon = rounded_up(max(epsilons), 4) => epsilon = rounded_up(min(epsilons), 4)
 jaxfl/analysis/report.py: _mean([row[name] for row in own]) => _mean([row[name] for row in own[:1]])
 jaxfl/analysis/cases.py: {k: v for k, v in changes.get(name, {}).items() if k != "seeds"} => {}

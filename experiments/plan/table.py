@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from jaxfl.analysis.cases import OwnTable
+from jaxfl.analysis.cases import OwnTable, worst_site
 from jaxfl.analysis.pictures import Mark, Picture, Plot, points_mark, save_picture
 from jaxfl.analysis.plots import epsilon_label, run_title
 from jaxfl.frame import Finished, Request
@@ -19,7 +19,7 @@ from jaxfl.frame.run import words_of
 from jaxfl.privacy.statements import RELATIONS, against, neighbors, rounded_up, with_epsilon
 from jaxfl.training import read_results
 from jaxfl.training.fitting_table import FittingTable
-from jaxfl.training.sites import SITES, site_table, worst_site
+from jaxfl.training.sites import SITES, site_table
 from jaxfl.training.summary import deciding, format_spread, trouble
 
 from .. import privsgp_vr

@@ -22,10 +22,8 @@ from jaxfl.analysis.plots import (
 from jaxfl.analysis.styles import GREY, line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
-from jaxfl.core.outputs import varying
+from jaxfl.core.outputs import read_csv, varying
 from jaxfl.privacy.statements import grounds, rounded_up, with_epsilon
-from jaxfl.training.sites import worst_site
-from jaxfl.training.summary import in_percent, read_results
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -75,7 +73,7 @@ class Shown(NamedTuple):
     row: Mapping[str, Any]  # of summary.json
     options: Mapping[str, Any]  # its whole configuration
     lines: Lines  # its measurements
-    sites: Sequence[Mapping[str, Any]]  # its rows of sites.csv
+    sites: Sequence[Mapping[str, str]]  # its rows of sites.csv
 
 
 class Column(NamedTuple):
@@ -124,7 +122,7 @@ def _of_run(folder: Path, several_runs: bool) -> list[Shown]:
     config = dict(read_json(folder / "config.json").get("config", {}))
     changes, _ = config.pop("cases", {}), config.pop("settled", None)
     of_sites = folder / "sites.csv"
-    sites = read_results(of_sites) if of_sites.exists() else []
+    sites = read_csv(of_sites) if of_sites.exists() else []
     lines, table = read_lines(folder).by_case(), own_table(folder)
     words = {} if table is None else table.baselines
 
@@ -161,6 +159,32 @@ def own_table(folder: Path) -> OwnTable | None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file, empty where it is missing."""
     return json.loads(path.read_bytes()) if path.exists() else {}
+
+
+def in_percent(name: str) -> bool:
+    """True for a metric that is shown in per cent."""
+    return "accuracy" in name or "_auc" in name
+
+
+def worst_site(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Name of the site with the least mean accuracy over seeds; empty where no name or no site is worse.
+
+    Args:
+        rows: of one case, of sites.csv.
+
+    Examples:
+        >>> rows = [{"site": name, "test_accuracy": value} for name, value in (("a", 0.9), ("b", 0.8))]
+        >>> worst_site(rows), worst_site([{**row, "site": site} for site, row in enumerate(rows)])
+        ('b', '')
+    """
+    of_site: dict[str, list[float]] = {}
+    for row in rows:
+        values, own = of_site.setdefault(str(row["site"]), []), row.get("test_accuracy")
+        values += [] if own in (None, "") else [float(own)]  # a seed that diverged has none
+    means = {site: float(np.mean(values)) for site, values in of_site.items() if values}
+    have_names = [*of_site] != [*map(str, range(len(of_site)))]
+    differ = len({*means.values()}) > 1  # not where sites share a model
+    return min(means, key=means.__getitem__) if have_names and differ else ""
 
 
 def _spread(name: str, value: Mapping[str, Any] | None) -> str:

@@ -24,6 +24,7 @@ from jaxfl.analysis.cases import (
     Shown,
     all_statements,
     charts,
+    in_percent,
     is_baseline,
     own_table,
     ranking,
@@ -46,7 +47,6 @@ from jaxfl.privacy.statements import (
     statement_text,
 )
 from jaxfl.privacy.statements import caption as statements_in_short
-from jaxfl.training.summary import in_percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -219,15 +219,15 @@ def _sites(shown: Sequence[Shown]) -> str:
     """A table of sites.csv for each case: the largest epsilon over seeds, means of all other numbers."""
     parts = []
     for one in shown:
-        groups: dict[str, list[Mapping[str, Any]]] = {}
+        groups: dict[str, list[Mapping[str, str]]] = {}
         for row in one.sites:
             groups.setdefault(row["site"], []).append(row)
         names = [*one.sites[0]] if one.sites else []
         names = names[names.index("noise_std") + 1 :] if names else []
-        metrics = [name for name in names if any(row[name] is not None for row in one.sites)]
+        metrics = [name for name in names if any(row[name] for row in one.sites)]
         rows = []
         for site, own in groups.items():
-            epsilons = [row["dp_epsilon"] for row in own if row["dp_epsilon"] is not None]
+            epsilons = [float(row["dp_epsilon"]) for row in own if row["dp_epsilon"]]
             epsilon = rounded_up(max(epsilons), 4) if epsilons else "none"
             means = {name: _mean([row[name] for row in own]) for name in ("samples", "noise_std", *metrics)}
             rows.append(
@@ -241,10 +241,10 @@ def _sites(shown: Sequence[Shown]) -> str:
     return "".join(parts)
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    """Mean of the numbers that are there; NaN without any."""
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else math.nan
+def _mean(texts: Sequence[str]) -> float:
+    """Mean of the numbers that are not empty; NaN without any."""
+    values = [float(text) for text in texts if text]
+    return float(np.mean(values)) if values else math.nan
 
 
 def _number(name: str, value: float) -> str:

@@ -87,13 +87,22 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
     Returns:
         A table for `rich.console.Console.print`; None where sites have neither names nor noise of their own.
     """
-    groups = _by_site(row for row in rows if row["case"] == case)
+    groups: dict[Any, Rows] = {}
+    for row in rows:
+        if row["case"] == case:
+            groups.setdefault(row["site"], []).append(dict(row))
     own_noise = len({row["noise_std"] for group in groups.values() for row in group}) > 1
-    if not own_noise and not _have_names(groups):
+    if not own_noise and [*map(str, groups)] == [*map(str, range(len(groups)))]:
         return None
     first = next(iter(groups.values()))[0]
-    metrics, spreads, worst_first = _ranked(groups)
-    order, caption = worst_first if len(groups) > _MOST_ROWS else [*groups], []
+    with_values = {name for own in groups.values() for row in own for name in row if row[name] is not None}
+    metrics = [name for name in first if name in with_values and name not in _NOT_METRICS]
+    spreads = {site: {name: spread([row[name] for row in own]) for name in metrics} for site, own in groups.items()}
+    order, caption = list(groups), []
+    if len(order) > _MOST_ROWS and metrics:
+        sign = -1 if larger_is_worse(metrics[0]) else 1
+        means = {site: own[metrics[0]]["mean"] for site, own in spreads.items()}
+        order.sort(key=lambda site: -math.inf if (mean := means[site]) is None else sign * mean)
     if len(order) > _MOST_ROWS:
         order = order[: _MOST_ROWS // 2]
         caption.append(f"the {len(order)} {'worst' if metrics else 'first'} of {len(groups)} sites; all are in {SITES}")
@@ -115,50 +124,6 @@ def site_table(rows: Sequence[Mapping[str, Any]], case: str) -> rich.table.Table
         cells.append(_range(row["noise_std"] for row in own))
         table.add_row(str(site), *cells, *(format_spread(name, spreads[site][name]) for name in metrics))
     return table
-
-
-def worst_site(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Name of the site with the worst mean over seeds of the first metric; empty where no name or no site is worse.
-
-    Args:
-        rows: of one case, as `site_table` takes them.
-
-    Examples:
-        >>> rows = [{"site": name, "samples": 9, "test_accuracy": value} for name, value in (("a", 0.9), ("b", 0.8))]
-        >>> worst_site(rows), worst_site([{**row, "site": site} for site, row in enumerate(rows)])
-        ('b', '')
-    """
-    groups = _by_site(rows)
-    metrics, spreads, order = _ranked(groups)
-    means = {own[metrics[0]]["mean"] for own in spreads.values()} if metrics else ()  # one, where sites share a model
-    return str(order[0]) if len(means) > 1 and _have_names(groups) else ""
-
-
-def _by_site(rows: Iterable[Mapping[str, Any]]) -> dict[Any, Rows]:
-    groups: dict[Any, Rows] = {}
-    for row in rows:
-        groups.setdefault(row["site"], []).append(dict(row))
-    return groups
-
-
-def _have_names(sites: Iterable[Any]) -> bool:
-    """False for sites that are numbered 0, 1, ..."""
-    names = [*map(str, sites)]
-    return names != [*map(str, range(len(names)))]
-
-
-def _ranked(groups: Mapping[Any, Rows]) -> tuple[list[str], dict[Any, dict[str, Any]], list[Any]]:
-    """The metrics that have values, each site's spread of them over seeds, and the sites from worst to best."""
-    rows = [row for own in groups.values() for row in own]
-    with_values = dict.fromkeys(name for name in rows[0] if any(row[name] is not None for row in rows)) if rows else {}
-    metrics = [name for name in with_values if name not in _NOT_METRICS]
-    spreads = {site: {name: spread([row[name] for row in own]) for name in metrics} for site, own in groups.items()}
-    order = [*groups]
-    if metrics:
-        sign = -1 if larger_is_worse(metrics[0]) else 1
-        means = {site: own[metrics[0]]["mean"] for site, own in spreads.items()}
-        order.sort(key=lambda site: -math.inf if (mean := means[site]) is None else sign * mean)
-    return metrics, spreads, order
 
 
 def _range(values: Iterable[float | None]) -> str:

@@ -221,6 +221,10 @@ def test_both_tables_of_cases(ran):
                     own = epsilons(ran, name)
                     price = ran.is_search and name == winner(ran)
                     says(cell, [] if own is None else [paid(ran, 1) if price else own.max()], up=True)
+                elif title == "worst site":
+                    each = [site_accuracies(ran, name, seed) for seed in ran.cases[name]["seeds"]]
+                    means = np.mean([one for one in each if one is not None] or [np.zeros(len(SITES))], axis=0)
+                    assert cell == (SITES[int(means.argmin())] if np.ptp(means) else "–")
                 else:
                     assert title == "status"
                     assert ("diverged" in cell) == ("diverged" in statuses)

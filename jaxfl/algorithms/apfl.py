@@ -90,7 +90,7 @@ def apfl(
                 moved = jnp.clip(a - at.public * slope, 0, 1).astype(a.dtype)
                 new = a if adapts == "never" else moved if adapts == "steps" else jnp.where(is_first, moved, a)
                 counts = {"gradient_evaluations": step.mask.sum(dtype=jnp.int32)}  # of the second gradient
-                info = of_w.info.plus(counts, own_loss=of_mixed.info.loss)
+                info = of_w.info.plus(counts, client_loss=of_mixed.info.loss)
                 carried = of_w.model_state, of_mixed.model_state, new, jnp.zeros_like(is_first)
                 return StepGradient((of_w.gradient, scale(a, of_mixed.gradient)), carried, info)
 

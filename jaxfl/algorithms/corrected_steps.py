@@ -177,7 +177,7 @@ def ditto(
     def train(at):
         params, model_state, info = at.run()
         *model, measured = at.run(_toward(at.sent.params, proximal), start=at.memory, which=1)
-        return (params, model_state, info.plus(own_loss=measured.loss)), Variables(*model)
+        return (params, model_state, info.plus(client_loss=measured.loss)), Variables(*model)
 
     def node_params(state):
         return state.memory if task.train_loss is not None else state.memory.params

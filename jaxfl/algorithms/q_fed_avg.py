@@ -7,7 +7,7 @@ Client i of the active ones S has the loss F_i over all its samples at x, and ch
 | symbol | here |
 |---|---|
 | x, q | `State.params`, `fairness` |
-| F_i, |Delta_i|^2 | `own_loss`, `squared_change` of the info |
+| F_i, |Delta_i|^2 | `client_loss`, `squared_change` of the info |
 | gamma = 1 / L | step size of the first local step of `clients` |
 
 Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, arXiv:1905.10497, Algorithm 2.
@@ -64,15 +64,15 @@ def q_fed_avg(
         params, model_state, info = at.run()
         loss, count = at.own_loss()
         change = jax.tree.map(lambda y, x: (y - x)[None], params, at.sent.params)
-        numbers = {"own_loss": loss + 1e-10, "squared_change": squared_norm(change)[0]}
+        numbers = {"client_loss": loss + 1e-10, "squared_change": squared_norm(change)[0]}
         return (params, model_state, info.plus(numbers, forward_evaluations=count)), ()
 
     def weigh(weights, info):
-        return weights * (info.own_loss / info.own_loss.max()) ** fairness  # shares are the same, and finite
+        return weights * (info.client_loss / info.client_loss.max()) ** fairness  # shares are the same, and finite
 
     def serve(at):
         squares = jnp.where(at.public > 0, at.info.squared_change / jnp.where(at.public > 0, at.public, 1), 0)
-        return scale(1 / (1 + fairness * (at.shares @ (squares / at.info.own_loss))), at.change), ()
+        return scale(1 / (1 + fairness * (at.shares @ (squares / at.info.client_loss))), at.change), ()
 
     rule = Rule(serve, train, public=partial(first_step_size, clients), weigh=weigh, numbers_up=2)
     learner = server_rounds(task, clients=clients, num_active=num_active, uplink=uplink, rule=rule)

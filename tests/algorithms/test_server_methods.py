@@ -353,7 +353,7 @@ def test_dittos_common_model_is_that_of_fed_avg(task):
     ours, alone = (jaxfl.ditto(task, own=clients, proximal=mu, **options) for mu in (0.5, 0.0))
     state, infos = run(ours, KEY, data(), 1000)
     assert_same((plain.params, plain.model_state), (state.params, state.model_state))
-    assert (np.asarray(infos.own_loss).sum(axis=0) > 0).all()
+    assert (np.asarray(infos.client_loss).sum(axis=0) > 0).all()
     assert ours.node_params(state) is not state.params
     first = start(alone, KEY, data())
     moved = first._replace(params=jax.tree.map(lambda leaf: leaf + 1, first.params))

@@ -147,8 +147,9 @@ def test_an_audit_takes_a_table(table):
     ],
 )
 @pytest.mark.slow
-def test_defaults_take_sites_of_few_samples(name, words, tmp_path, capsys):
+def test_defaults_take_sites_of_few_samples(name, words, tmp_path, capsys, monkeypatch):
     """A default batch is one that the smallest site can draw, and a run on a table comes to its end."""
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow table leaves columns out
     rows = [f"{k % 7},{k % 3},{SITES[0 if k < 14 else 1 + k % 3]},{k % 2}" for k in range(160)]
     (tmp_path / "few.csv").write_text("\n".join(["age,dose,town,ill", *rows]) + "\n")
     words = f"--dataset {tmp_path / 'few.csv'} --label-column ill --site-column town --quiet --seeds 0 {words}"

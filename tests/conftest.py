@@ -124,6 +124,7 @@ MAY_SKIP = (
     "no real files in",
     "mounting a small disk is not allowed here",
     "it compiled faster than that",
+    "needs a browser that prints PDFs",
     "needs a machine without a GPU",
     "needs Linux",
     "needs the compilers of an H200 and a TPU v5e",

@@ -26,7 +26,8 @@ def test_a_printed_pdf_has_all_assumptions_and_sites(tmp_path):
 
     run = make_run(tmp_path)
     rows = [f"{case},0,hospital {k},60,2.5,0.1,0.9" for case in "AB" for k in range(NUM_SITES)]
-    (run / "sites.csv").write_text("\n".join(["case,seed,site,samples,dp_epsilon,noise_std,test_accuracy", *rows]) + "\n")
+    heading = "case,seed,site,samples,dp_epsilon,noise_std,test_accuracy"
+    (run / "sites.csv").write_text("\n".join([heading, *rows]) + "\n")
     summary = json.loads((run / "summary.json").read_text())
     assumptions = [f"assumption number {k} holds" for k in range(12)]
     for row in summary["cases"].values():

@@ -55,7 +55,10 @@ _ROUNDED = ("noisy-quantized-states", "quantized-states")
 class Weights:
     """Graphs of the network: which agent hears which."""
 
-    graph: str = "five_agents"
+    graph: (
+        Literal["five_agents", "five_agents_self_loops", "directed_ring", "exponential", "ring", "complete", "star"]
+        | str
+    ) = "five_agents"
     """The two directed graphs of DP-GT, for states (weights R) and trackers (weights C), by default five_agents for
     five agents and exponential for others. Two graphs: five_agents,
     five_agents_self_loops, or a FILE.npy with R and C, shape (2, n, n), where entry (i, j) weighs j's message at i. One

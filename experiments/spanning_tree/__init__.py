@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 
 import jaxfl
-from jaxfl.analysis.plots import Panel, new_figure, save_figure, style_axes
-from jaxfl.analysis.styles import line_style
+from jaxfl.analysis.pictures import Mark, Picture, Plot, draw_picture
+from jaxfl.analysis.plots import save_figure
 from jaxfl.core import check
 from jaxfl.frame import Experiment, Request, unsaved
 from jaxfl.graphs import TrackingPair, five_agents
@@ -137,14 +137,10 @@ def compare(rounds: int) -> dict[str, np.ndarray]:
 
 def draw(errors: dict[str, np.ndarray], path: Path) -> None:
     """Draw one line for each method, error against iterations."""
-    figure = new_figure(7.5, 4.5, "Five agents, directed graphs with spanning trees only, quadratics, no noise")
-    axes = figure.add_subplot()
-    for number, (name, values) in enumerate(errors.items()):
-        axes.plot(np.arange(1, len(values) + 1), values, linewidth=1.8, label=name, **line_style(number))
-    style_axes(axes, Panel("", "mean over agents of |x_i - x*|²"), "iteration")
-    axes.set_yscale("log")
-    axes.legend(loc="center right", frameon=False)
-    save_figure(figure, path)
+    title = "Five agents, directed graphs with spanning trees only, quadratics, no noise"
+    marks = [Mark(name, range(1, len(values) + 1), values.tolist()) for name, values in errors.items()]
+    plot = Plot("mean over agents of |x_i - x*|²", "iteration", marks, log="y")
+    save_figure(draw_picture(Picture(path.stem, title, [plot])), path)
 
 
 EXPERIMENT = Experiment(

@@ -97,16 +97,20 @@ def final_figures(run_dir: Path, settings: Settings) -> dict[str, Figure]:
     return figures
 
 
-def _numbers(settings: Settings) -> dict[str, list[Any]]:
-    """Option -> its values, for options that are numbers in every case; known options first."""
+def _numbers(settings: Settings, words: Sequence[str] = ()) -> dict[str, list[Any]]:
+    """Option -> its values, for options that are numbers or one of the words in every case; known options first."""
     names = dict.fromkeys([*_X, *(name for row in settings.values() for name in row)])
     values = {name: sorted({row[name] for row in settings.values() if name in row}, key=str) for name in names}
     return {
         name: numbers
         for name, numbers in values.items()
         if all(name in row for row in settings.values())
-        and all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers)
+        and all(_is_number(value) or value in words for value in numbers)
     }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _horizontal(settings: Settings) -> str | None:
@@ -115,8 +119,8 @@ def _horizontal(settings: Settings) -> str | None:
 
 
 def _pair(settings: Settings) -> tuple[str, str] | None:
-    """The two numbers that vary, if there are exactly two and all pairs of their values ran."""
-    varying = {name: values for name, values in _numbers(settings).items() if len(values) > 1}
+    """The two numbers that vary, if there are exactly two and all pairs of their values ran; `auto` is a value, too."""
+    varying = {name: values for name, values in _numbers(settings, ("auto",)).items() if len(values) > 1}
     if len(varying) != 2:
         return None
     x, y = varying
@@ -200,7 +204,10 @@ def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: s
     ends, num_diverged = _ends(run_dir, lines)
     foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_omissions(num_diverged), "mean over seeds"]
     figure = new_figure(11.0, 4.0 * len(groups) + 0.17 * len(foot), run_title(run_dir / "config.json"))
-    columns, rows = (sorted({row[name] for row in settings.values()}) for name in (x, y))
+    columns, rows = (
+        sorted({row[name] for row in settings.values()}, key=lambda value: (not _is_number(value), value))
+        for name in (x, y)
+    )
     all_axes = figure.subplots(len(groups), 2, squeeze=False)
     for panel, panel_axes in zip(_PANELS, all_axes.T, strict=True):
         means = _means(ends, settings, panel)
@@ -214,8 +221,8 @@ def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: s
                 text = "diverged" if np.isnan(value) else f"{100 * value:.1f}%" if panel.is_accuracy else f"{value:.3g}"
                 color = "white" if not np.isnan(value) and sum(scale.to_rgba(value)[:3]) < 1.5 else "black"
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
-            axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
-            axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
+            axes.set_xticks(range(len(columns)), [f"{value:g}" if _is_number(value) else value for value in columns])
+            axes.set_yticks(range(len(rows)), [f"{value:g}" if _is_number(value) else value for value in rows])
             axes.set_xlabel(_axis_label(run_dir, x))
             axes.set_ylabel(_axis_label(run_dir, y))
             axes.set_title(panel.label if len(groups) == 1 else f"{label}: {panel.label}", fontsize=10)

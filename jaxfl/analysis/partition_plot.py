@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from jaxfl.analysis.plots import new_figure
+from jaxfl.analysis.plots import new_figure, save_figure
 from jaxfl.core.check import ArgumentError
-from jaxfl.core.outputs import drop_link
 from jaxfl.core.types import FederatedData
 from jaxfl.data.files import on_one_line
 from jaxfl.data.partition import label_counts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Up to this many nodes a cell is wide enough to print its count.
 _MAX_PRINTED_NODES = 20
@@ -26,7 +28,7 @@ _MOST_BARS = 400
 def plot_partition(
     parts: Sequence[Any] | FederatedData, labels: Any, num_classes: int, path: str | os.PathLike[str]
 ) -> Path:
-    """Draws the node-by-label table of a partition and saves it as PNG.
+    """Draws the node-by-label table of a partition and saves it in the format of the file's suffix.
 
     The lower panel has a column for each node and a row for each label. Color shows the count, on a square-root scale,
     so that small counts remain visible; 0 is white. The upper panel shows the size of each node. Up to 20 nodes, the
@@ -41,11 +43,26 @@ def plot_partition(
     Raises:
         ArgumentError: the file cannot be written, or a label is out of range.
     """
+    counts, names = label_counts(parts, labels, num_classes), getattr(parts, "names", None)
+    content = {"counts": counts.tolist(), "names": None if names is None else list(map(str, names))}
+    file = Path(path).expanduser()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        place = file.parent.resolve() / file.name  # a link to the folder stays
+        save_figure(partition_figure(**content), place, content=content if file.suffix == ".png" else None)
+    except OSError as error:
+        found = f"writing {file} failed: {error.strerror}"
+        raise ArgumentError("path", "must be a file that can be written", found, "Choose another folder.") from None
+    return file
+
+
+def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] | None = None) -> Figure:
+    """The figure of `plot_partition` by samples of each label at each node, (n, classes), and the nodes' names."""
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    counts = label_counts(parts, labels, num_classes)
-    num_nodes = len(counts)
+    counts = np.asarray(counts)
+    num_nodes, num_classes = counts.shape
     width = float(np.clip(2.5 + 0.45 * num_nodes, 5.0, 14.0))
     height = float(np.clip(2.2 + 0.3 * num_classes, 3.5, 12.0))
     figure = new_figure(width, height)
@@ -77,7 +94,6 @@ def plot_partition(
     table_axes.set_xlabel("node")
     table_axes.set_ylabel("label")
     table_axes.set_xlim(-0.5, num_nodes - 0.5)
-    names = getattr(parts, "names", None)
     if names is None or num_nodes > _MAX_PRINTED_NODES:
         table_axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
     else:
@@ -90,12 +106,4 @@ def plot_partition(
             color = "white" if (count / top) ** 0.5 > 0.5 else "black"
             table_axes.text(node, label, f"{count}", ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(image, ax=table_axes, label="samples", pad=0.01, ticks=MaxNLocator(6, integer=True))
-
-    file = Path(path).expanduser()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(drop_link(file), format="png", dpi=120)
-    except OSError as error:
-        found = f"writing {file} failed: {error.strerror}"
-        raise ArgumentError("path", "must be a file that can be written", found, "Choose another folder.") from None
-    return file
+    return figure

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jaxfl.analysis.partition_plot import partition_figure
 from jaxfl.analysis.plots import (
     CONTENT,
     Curve,
@@ -150,6 +151,8 @@ def figures_of(run_dir: Path) -> dict[str, Figure]:
                 panels = [Panel(**panel) for panel in content.pop("panels")]
                 title, notes = run_title(run_dir / "config.json"), privacy_notes(run_dir)
                 figures[path.stem] = draw_panels(read_lines(run_dir), panels, title=title, notes=notes, **content)
+            elif "counts" in content:
+                figures[path.stem] = partition_figure(**content)
             elif content:
                 plots = [Plot(**{**one, "marks": [Mark(**mark) for mark in one["marks"]]}) for one in content["plots"]]
                 figures[path.stem] = draw_picture(Picture(**{**content, "plots": plots}))

@@ -12,6 +12,7 @@ COLORS += ("#3A1FA0", "#8A8A00", "#C00040", "#6B3E00")
 GREY = "0.75"  # of what stands behind
 _GREYS = ("0.3", "0.5", "0.65")  # of baselines
 DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (5, 1.5, 1, 1.5)))
+_GREY_DASHES = (*DASHES[2:], DASHES[1], (0, (9, 1.5, 1, 1.2, 1, 1.5)))
 MARKS = dict(zip((*COLORS, *_GREYS, GREY), "osD^vPX*<>pdhH.", strict=True))  # color -> mark of its points
 _BASELINES = ("alone", "pooled", "curator", "without noise")
 _WITH_SERVER = ("DPFL", "ALI-DPFL", "DP-FedAvg", "SCAFFOLD", "FedAvg", "FedAvgM", "FedProx", "FedNova", "FedDyn")
@@ -41,7 +42,7 @@ def line_styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
         dashes = {"linestyle": DASHES[(has_server + 2 * (number // len(COLORS))) % 4]} if is_mixed else {}
         styles[name] = line_style(number) | dashes
     for number, name in enumerate(grey):
-        styles[name] = {"color": _GREYS[number % 3], "linestyle": DASHES[1 + (1 + number + number // 3) % 3]}
+        styles[name] = {"color": _GREYS[number % 3], "linestyle": _GREY_DASHES[number % 4]}
     return {name: styles[name] for name in parts}
 
 

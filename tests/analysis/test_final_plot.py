@@ -105,6 +105,16 @@ def test_two_numbers_of_which_all_pairs_ran_are_a_heat_map_without_what_diverged
     assert plot_final(tmp_path, settings) == []
 
 
+def test_an_automatic_value_has_a_row_of_a_heat_map_behind_the_numbers(tmp_path, monkeypatch):
+    pairs = [(step, clip) for step in ("auto", 0.1, 0.05) for clip in (1.0, 2.0)]
+    settings = {f"{step} {clip}": {"step_size": step, "clip_norm": clip} for step, clip in pairs}
+    write_run(tmp_path, settings)
+    ticks = recorded(monkeypatch, "set_xticks")
+    (path,) = plot_final(tmp_path, settings)
+    assert path.name == "heat_map.png"
+    assert ticks[0][0][1] == ["0.05", "0.1", "auto"]
+
+
 def recorded(monkeypatch, name):
     """Arguments of a method of axes, call by call."""
     drawn, method = [], getattr(Axes, name)

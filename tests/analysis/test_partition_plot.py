@@ -7,6 +7,7 @@ from helpers import refused
 from matplotlib.figure import Figure
 
 from jaxfl.analysis.partition_plot import plot_partition
+from jaxfl.analysis.pictures import figures_of
 from jaxfl.data import dirichlet, federate, iid, label_shards
 
 LABELS = np.arange(2000) % 10
@@ -59,6 +60,23 @@ def test_names_with_control_letters_are_drawn_and_a_link_is_replaced(tmp_path):
     (tmp_path / "names.png").symlink_to(tmp_path / "mine")
     assert colored_share(pixels(plot_partition(data, data.labels, 10, tmp_path / "names.png"))) > 0.1
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_run_has_its_partition_in_any_format(tmp_path):
+    """The PNG carries counts and names; a link to the folder stays."""
+    parts = dirichlet(LABELS, 3, 0.3, 0)
+    (tmp_path / "plots").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "plots")
+    plot_partition(
+        federate(np.zeros((2000, 1), np.float32), LABELS, parts, names=["a", "ä\n", "$c$"]),
+        LABELS,
+        10,
+        tmp_path / "link" / "p.png",
+    )
+    assert (tmp_path / "link").is_symlink()
+    again = figures_of(tmp_path)["p"]
+    again.savefig(tmp_path / "again.png", dpi=120)
+    np.testing.assert_array_equal(pixels(tmp_path / "again.png"), pixels(tmp_path / "plots" / "p.png"))
 
 
 def test_unwritable_path(tmp_path):

@@ -153,6 +153,22 @@ def _widened(data: FederatedData, width: int) -> FederatedData:
     return data._replace(indices=np.pad(np.asarray(data.indices), ((0, 0), (0, missing)))) if missing > 0 else data
 
 
+def equally_wide(trees: Sequence[PyTree]) -> list[PyTree]:
+    """The trees, of which data in one place get index tables as wide as the widest of them."""
+
+    def is_data(part):
+        return isinstance(part, FederatedData)
+
+    def width(*column):
+        return max(data.max_size for data in column) if is_data(column[0]) else 0
+
+    def widen(part, width):
+        return _widened(part, width) if is_data(part) else part
+
+    widths = jax.tree.map(width, *trees, is_leaf=is_data)
+    return [jax.tree.map(widen, tree, widths, is_leaf=is_data) for tree in trees]
+
+
 def keys_of(lanes: Sequence[Lane]) -> RunKey:
     """`key` of each lane, with a lane axis."""
     texts = {name: settings_text(lane.identity) for name, lane in {lane.name: lane for lane in lanes}.items()}

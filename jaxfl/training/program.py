@@ -32,6 +32,7 @@ from jaxfl.training.lanes import (
     Strategy,
     Tables,
     Uploads,
+    equally_wide,
     keys_of,
     over_lanes,
     stack_seeds,
@@ -125,12 +126,13 @@ class Program:
     def _made_tables(self, lanes: Sequence[Lane], strategy: Strategy) -> Tables:
         """The tables, of one lane of each seed."""
         data = [self._uploads.of(lane) for lane in lanes]
+        own = {name: self._own_data(measure) for name, measure in self.measures.items() if measure.data is not None}
         arrays = [
             {
-                name: measure.prepare(lane.base, own if measure.data is None else measure.data(lane.seed))
+                name: measure.prepare(lane.base, own[name][lane.seed] if name in own else trained_on)
                 for name, measure in self.measures.items()
             }
-            for lane, own in zip(lanes, data, strict=True)
+            for lane, trained_on in zip(lanes, data, strict=True)
         ]
         stacked, self._with_seeds["data"] = self._uploads.stacked(lanes)
         arrays, self._with_seeds["arrays"] = stack_seeds(arrays)
@@ -138,6 +140,12 @@ class Program:
         if strategy.num_node_shares > 1:
             return Tables(self._spread("data", stacked, strategy), self._spread("arrays", arrays, strategy))
         return strategy.place(tables)
+
+    def _own_data(self, measure: Measure) -> dict[int, PyTree]:
+        """Seed -> the measure's own data, of equal shapes for the seeds of all lanes."""
+        assert measure.data is not None
+        of_seed = {seed: measure.data(seed) for seed in dict.fromkeys(lane.seed for lane in self.lanes)}
+        return dict(zip(of_seed, equally_wide([*of_seed.values()]), strict=True))
 
     def _spread(self, field: str, tree: PyTree, strategy: Strategy) -> PyTree:
         """Lay tables over the devices that share the nodes: leaves with a node axis by node, a pool by its owners."""

@@ -19,7 +19,7 @@ from toy_problem import lasting, toy_algorithm, toy_case, toy_data, toy_with_num
 from jaxfl import gradients, graphs
 from jaxfl.algorithms import push_sum
 from jaxfl.core import ArgumentError, tree
-from jaxfl.training import Measure, evaluation_set, read_results, read_run, restore_state
+from jaxfl.training import Measure, evaluation_set, own_scores, read_results, read_run, restore_state
 from jaxfl.training.lanes import Lane, Strategy, Uploads
 from jaxfl.training.program import Program
 
@@ -120,6 +120,7 @@ def test_seeds_whose_largest_nodes_differ_share_a_program(tmp_path, at_once):
     case = toy_case(
         algorithm, task=task, test=test, data=lambda seed: uneven_data(sizes[seed], seed=seed), seeds=(0, 1, 2),
         numbers={"step_size": 0.1}, num_rounds=6,
+        measures={"own": own_scores(task, lambda seed: uneven_data(sizes[-seed], seed=seed))},
     )  # fmt: skip
     train_toy(tmp_path / "together", {"A": case}, lanes_at_once=at_once)
     run = read_run(tmp_path / "together")

@@ -48,7 +48,6 @@ ELSEWHERE = {
         *("1.02 and 1.15 times faster", "it is 1.61 and 2.20 times", "0.14 MB a second", "takes 0.5984 s"),
         "differ by 4 % forward and 0.3 % backward",
     ),
-    "embracing_fl/similarity": ("differences of 0.1 are of the size of the curves' own swings",),
     "methods/README": ("largest 10 %", "ProxSkip's probability 0.3"),
     "privsgp_vr/README": ("noise of variance 0.01",),
     "trust/README": ("30 % of them lost",),

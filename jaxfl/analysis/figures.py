@@ -24,7 +24,6 @@ from jaxfl.analysis.pictures import figures_of
 from jaxfl.analysis.plots import legend_below, new_figure, run_title, save_figure
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.outputs import drop_link
-from jaxfl.privacy.statements import with_epsilon
 
 FORMATS = ("pdf", "svg", "png")
 _WIDTH, _HEIGHT = 3.4, 2.3  # inches: a column of a page of two
@@ -119,9 +118,7 @@ def _of_results(shown: Sequence[Shown], ran: str) -> str:
     seeds = sorted({len(one.row.get("status", [])) for one in shown})
     over = " to ".join(dict.fromkeys((str(seeds[0]), str(seeds[-1]))))
     notes = [f"Mean ± standard deviation over {over} seeds" if seeds[-1] > 1 else "One seed"]
-    stated = filter(None, (with_epsilon(one.row.get("privacy", [])) for one in shown))
-    deltas = " or ".join(dict.fromkeys(f"{one['dp_delta']:g}" for one in stated))
-    notes += [f"ε: {grounds_of(shown)}, δ = {deltas}, largest over nodes"] if deltas else []
+    notes += [f"ε: {grounds_of(shown)}, largest over nodes"] if grounds_of(shown) else []
     notes += [f"The same in all rows: {', '.join(same)}"] if same else []
     heading = [f"{one.heading} ({one.unit})" if one.unit else one.heading for one in kept]
     return latex_table(heading, list(zip(*map(_cells, kept), strict=True)), [ran, *notes, *again])

@@ -21,6 +21,7 @@ from jaxfl.privacy.statements import caption, grounds
 if TYPE_CHECKING:  # the import takes half a second, which a run without pictures saves
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
 
 CONTENT = "jaxfl"  # key of a PNG's content among its texts
 _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -358,15 +359,20 @@ def finish_x(axes: Axes, axis: XAxis) -> None:
 
 def style_axes(axes: Axes, panel: Panel, x_label: str) -> None:
     """Labels, grid and frame; shares in per cent."""
-    import matplotlib.ticker
-
     axes.set_xlabel(x_label)
     axes.set_ylabel(panel.label)
     axes.grid(visible=True, color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.is_accuracy:
-        axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(xmax=1.0, decimals=None))
+        axes.yaxis.set_major_formatter(percents())
+
+
+def percents() -> PercentFormatter:
+    """Shares in per cent, with as many digits as tell neighboring ticks apart."""
+    from matplotlib.ticker import PercentFormatter
+
+    return PercentFormatter(xmax=1.0, decimals=None)
 
 
 def run_title(config_path: Path) -> str:

@@ -284,17 +284,22 @@ def with_epsilon(statements: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] |
 
 
 def grounds(privacy: Iterable[Iterable[Mapping[str, Any]]]) -> str:
-    """Bound, observer and relation of each case's first epsilon, for an axis; "or" between those that differ.
+    """Bound, observers, relation and delta of each case's first epsilon; "or" between those that differ.
 
     Examples:
         >>> one = {"bound": "proven", "dp_epsilon": 1.0, "neighboring_relation": "replace_one", "observer": "a server"}
-        >>> grounds([[one], [one], []])
-        'proven against a server, replace one sample'
+        >>> one |= {"dp_delta": 1e-5}
+        >>> grounds([[one], [one], [], [one | {"observer": "its nodes"}]])
+        'proven against a server or its nodes, replace one sample, δ = 1e-05'
     """
-    stated = [one for statements in privacy if (one := with_epsilon(statements)) is not None]
-    relations = [RELATIONS.get(one["neighboring_relation"], one["neighboring_relation"]) for one in stated]
-    texts = [f"{one['bound']}{against(one)}, {relation}" for one, relation in zip(stated, relations, strict=True)]
-    return " or ".join(dict.fromkeys(texts))
+    observers: dict[tuple[str, str], dict[str, None]] = {}
+    for one in filter(None, map(with_epsilon, privacy)):
+        observers.setdefault((one["bound"], _ground(one)), {})[one.get("observer") or ""] = None
+    texts = []
+    for (bound, ground), names in observers.items():
+        some = " or ".join(filter(None, names))
+        texts.append(f"{bound}{f' against {some}' if some else ''}, {ground}")
+    return " or ".join(texts)
 
 
 def rounded_up(value: float, digits: int) -> str:

@@ -97,7 +97,10 @@ def test_letters_of_a_vector_picture_are_text(tmp_path):
     write_figures([run], tmp_path / "a", "svg")
     write_figures([run], tmp_path / "a", "pdf")
     assert ">bits sent, all nodes</text>" in (tmp_path / "a" / "test_accuracy_bits.svg").read_text()
-    assert ">ε (proven, zero out one sample)</text>" in (tmp_path / "a" / "test_accuracy_epsilon.svg").read_text()
+    assert (
+        ">ε (proven, zero out one sample, δ = 1e-05)</text>"
+        in (tmp_path / "a" / "test_accuracy_epsilon.svg").read_text()
+    )
     content = (tmp_path / "a" / "test_accuracy_bits.pdf").read_bytes()
     assert b"/Type3" not in content, "publishers refuse fonts of type 3"
     assert b"/CIDFontType2" in content

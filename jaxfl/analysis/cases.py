@@ -357,21 +357,27 @@ def _against_step(shown: Sequence[Shown], panel: Panel, steps: Mapping[str, Mapp
 
 
 def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
-    """The final metric of each case that has an epsilon."""
-    marks, places = list[Mark](), set[float]()
+    """The final metric against epsilon, a line for each of the cases that differ in their budget only."""
+    points, rows = dict[str, tuple[float, ...]](), dict[str, Mapping[str, Any]]()
     for one in shown:
         stated, values = _stated(one), _finals(one, panel.metric)
         if stated is not None and values:
-            epsilon, mean = stated["dp_epsilon"], float(np.mean(values))
-            marks.append(Mark(one.label, [epsilon], [mean], [min(values)], [max(values)], is_points=True))
-            places.add(float(f"{epsilon:.3g}"))
+            points[one.label] = (stated["dp_epsilon"], float(np.mean(values)), min(values), max(values))
+            rows[one.label] = one.settings
+    budgets = {name: row for name, row in rows.items() if isinstance(row.get("target_epsilon"), int | float)}
+    lines = series(budgets, "target_epsilon") | {name: [name] for name in rows if name not in budgets}
+    marks = [
+        Mark(name, *np.array(sorted(points[one] for one in cases)).T.tolist(), is_points=True)
+        for name, cases in lines.items()
+    ]
+    places = {float(f"{epsilon:.3g}") for epsilon, *_ in points.values()}
     label = epsilon_label(one.row.get("privacy", []) for one in shown)
     log = "x" if places and min(places) > 0 and max(places) / min(places) > 8 else ""
     ticks = sorted(places) if len(places) <= _MOST_TICKS else ()
-    plot, styles = Plot(panel.label, label, marks, panel.is_accuracy, log=log, ticks=ticks), styles_of(shown)
+    plot, styles = Plot(panel.label, label, marks, panel.is_accuracy, log=log, ticks=ticks), _styles([*lines])
 
     def draw(axes: Axes) -> dict[str, Any]:
-        handles = draw_plot(axes, plot, {mark.name: {"color": GREY} for mark in marks} | styles)
-        return {name: handles[name] for name in styles if name in handles}
+        handles = draw_plot(axes, plot, {name: {"color": GREY} for name in lines} | styles)
+        return {name: handles[name] for name in styles}
 
-    return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw)
+    return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw, has_own_lines=True)

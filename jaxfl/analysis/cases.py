@@ -19,7 +19,7 @@ from jaxfl.analysis.plots import (
     epsilon_label,
     read_lines,
 )
-from jaxfl.analysis.styles import GREY, line_styles
+from jaxfl.analysis.styles import GREY, in_front, line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv, varying
@@ -47,7 +47,6 @@ _COSTS = {  # heading and unit
     "simulated_seconds": ("simulated time", "s"),
     "joules": ("energy", "J"),
 }
-MOST_COLORED = 14  # cases; further ones are grey
 _FEWEST_STEPS = 3  # of a ladder
 _MOST_TICKS = 6  # that fit side by side
 _MOST_DECIMALS = 4  # of costs
@@ -104,9 +103,8 @@ def shown_cases(folders: Sequence[Path]) -> list[Shown]:
         raise ArgumentError("run_dirs", "must name a run", "got none", "Pass a run directory.")
     shown = [one for folder in folders for one in _of_run(folder, len(folders) > 1)]
     if len(shown) >= FEWEST_SORTED:
-        _, ranked = ranking(shown)
-        places = {label: place for place, label in enumerate(ranked)}
-        shown.sort(key=lambda one: (is_baseline(one), places.get(one.label, len(places))))
+        metric, _ = ranking(shown)
+        shown.sort(key=lambda one: (is_baseline(one), _rank(one, metric)))
     return shown
 
 
@@ -202,13 +200,18 @@ def is_baseline(one: Shown) -> bool:
 
 def ranking(shown: Sequence[Shown]) -> tuple[str, list[str]]:
     """Mean accuracy where there is one, else test loss, and the cases by it from best to worst; no baselines."""
-    for metric, sign in (("test_accuracy", -1), ("test_loss", 1)):
-        rows = {one.label: one.row for one in shown if not is_baseline(one)}
-        means = {label: row[metric]["mean"] for label, row in rows.items() if metric in row}
-        known = {label: sign * mean for label, mean in means.items() if mean is not None}
+    for metric in ("test_accuracy", "test_loss"):
+        ranks = {one.label: _rank(one, metric) for one in shown if not is_baseline(one)}
+        known = [label for label, rank in ranks.items() if rank < math.inf]
         if len(known) > 1:
-            return metric, sorted(known, key=known.__getitem__)
+            return metric, sorted(known, key=ranks.__getitem__)
     return "", []
+
+
+def _rank(one: Shown, metric: str) -> float:
+    """A metric's mean, smaller for a better case; infinite without one."""
+    mean = (one.row.get(metric) or {}).get("mean")
+    return math.inf if mean is None else -mean if metric == "test_accuracy" else mean
 
 
 def all_statements(shown: Sequence[Shown]) -> list[Mapping[str, Any]]:
@@ -312,8 +315,12 @@ def _in_one_unit(costs: Sequence[float | None]) -> tuple[list[str], str]:
 
 
 def styles_of(shown: Sequence[Shown]) -> dict[str, dict[str, Any]]:
-    """Label -> style of its line; cases beyond `MOST_COLORED` have none."""
-    return line_styles(one.label for one in shown[:MOST_COLORED])
+    """Label -> style of its line, as in other pictures of the run; those behind `in_front` have none."""
+    return _styles([one.label for one in shown])
+
+
+def _styles(ranked: Sequence[str]) -> dict[str, dict[str, Any]]:
+    return line_styles(in_front(ranked), ranked)
 
 
 def charts(shown: Sequence[Shown]) -> list[Chart]:

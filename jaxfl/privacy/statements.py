@@ -246,7 +246,9 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
             prefix = _ASKED if stated.get("asked") else ""
             groups.setdefault(f"{prefix}{stated['bound']}{against(stated)} ({_ground(stated)})", {})[case] = stated
     in_order = sorted(groups.items(), key=lambda group: not group[0].startswith(_ASKED))
-    return [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in in_order] + simulation(privacy)
+    return [f"{key}: {_epsilons(group, len(privacy))}{_remarked(group)}" for key, group in in_order] + simulation(
+        privacy
+    )
 
 
 def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -361,8 +363,8 @@ def _remarked(group: Mapping[str, Mapping[str, Any]]) -> str:
     return text
 
 
-def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
-    """Every case's epsilon; for many cases the range, for equal epsilons the value."""
+def _epsilons(group: Mapping[str, Mapping[str, Any]], num_cases: int) -> str:
+    """Every case's epsilon; for many cases the range, for equal epsilons the value and whose it is."""
     values = {name: statement["dp_epsilon"] for name, statement in group.items()}
     known = [value for value in values.values() if value is not None]
     silent = [name for name, one in group.items() if (one.get("reason") or "").startswith(NO_NOISE)]
@@ -371,7 +373,9 @@ def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
     texts = sorted({rounded_up(value, 3) for value in known}, key=float)
     if len(values) > 1 and len(texts) == 1 and len(known) == len(values):
         whole = {_epsilon(statement, 3) for statement in group.values()}
-        return f"{whole.pop() if len(whole) == 1 else f'ε = {texts[0]}'} for each case"
+        some = " | ".join(group) if len(group) <= 4 else f"{len(group)} of {num_cases} cases"
+        whose = "each case" if len(group) == num_cases else some
+        return f"{whole.pop() if len(whole) == 1 else f'ε = {texts[0]}'} for {whose}"
     if len(values) > 4:
         others = len(values) - len(known) - len(silent)
         without = f" ({len(silent)} without noise: no ε holds)" * bool(silent) + f" ({others} without ε)" * bool(others)

@@ -16,7 +16,7 @@ from jaxfl.core import ArgumentError, check
 from jaxfl.core.lines import METRICS, Lines, lines_of
 from jaxfl.core.outputs import drop_link
 from jaxfl.data.columns import short_name
-from jaxfl.privacy.statements import caption, grounds
+from jaxfl.privacy.statements import caption, grounds, with_epsilon
 
 if TYPE_CHECKING:  # the import takes half a second, which a run without pictures saves
     from matplotlib.axes import Axes
@@ -27,6 +27,7 @@ CONTENT = "jaxfl"  # key of a PNG's content among its texts
 _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _MOST_IN_LEGEND = len(COLORS) * len(DASHES)  # lines that look different
 _LETTERS_FROM = 1e4  # smaller costs are short enough without letters
+_MOST_NAMED = 4  # cases in a note
 _MOST_ON_AN_AXIS = 48  # letters in one line
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
 
@@ -130,8 +131,14 @@ def plot_panels(
 
 
 def privacy_notes(run_dir: Path) -> list[str]:
-    """Lines for a caption: the epsilon of each case, with its bound; none before the run has ended."""
-    return caption(statements_of(run_dir))
+    """Lines for a caption: the first epsilon of each case, with its bound, and who has none; empty before the end."""
+    stated = {case: each for case, each in statements_of(run_dir).items() if each}
+    firsts = {case: [first] for case, each in stated.items() if (first := with_epsilon(each)) is not None}
+    silent = [case for case in stated if case not in firsts]
+    if not firsts:
+        return caption(stated)
+    some = " | ".join(silent) if len(silent) <= _MOST_NAMED else f"{len(silent)} of {len(stated)} cases"
+    return [*caption(firsts), *([f"no ε: {some}"] if silent else [])]
 
 
 def statements_of(run_dir: Path) -> dict[str, list[Mapping[str, Any]]]:

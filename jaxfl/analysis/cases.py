@@ -258,7 +258,7 @@ def results(shown: Sequence[Shown]) -> list[Column]:
             short = EngFormatter(unit, places=2, sep=" ")
             texts = ["–" if cost is None else short(cost) for cost in costs]
             numbers, letter = _in_one_unit(costs)
-            columns.append(Column(heading, texts, numbers, letter + unit if numbers else ""))
+            columns.append(Column(heading, texts, numbers, letter + unit))
     statuses = [", ".join(dict.fromkeys(one.row.get("status", []))) for one in shown]
     return [*columns, Column("status", statuses)]
 
@@ -299,18 +299,26 @@ def _aligned(values: Sequence[Mapping[str, Any] | None], unit: str) -> list[str]
 
 
 def _in_one_unit(costs: Sequence[float | None]) -> tuple[list[str], str]:
-    """Costs in the unit of the largest, with three digits of the smallest, and the unit's letter; none as `_aligned`.
+    """Costs in the unit of the largest, with three digits of the smallest, and the unit's letter.
+
+    Where they span much, the unit is one between, and each cost has three digits.
 
     Examples:
         >>> _in_one_unit([54_570_000.0, 1_200_000.0, None])
         (['54.57', '1.20', '–'], 'M')
+        >>> _in_one_unit([1.52, 0.51733, 0.00031665])
+        (['1520', '517', '0.317'], 'm')
     """
     known = [cost for cost in costs if cost]
-    if max(known) > _MOST_SPAN * min(known):
-        return [], ""
-    power = min(max(3 * math.floor(math.log10(max(known)) / 3), -9), 12)
+    spans_much = max(known) > _MOST_SPAN * min(known)
+    size = math.sqrt(max(known) * min(known)) if spans_much else max(known)
+    power = min(max(3 * math.floor(math.log10(size) / 3), -9), 12)
     decimals = min(max(2 - math.floor(math.log10(min(known) / 10.0**power)), 0), _MOST_DECIMALS)
-    texts = ["–" if cost is None else f"{cost / 10.0**power:.{decimals}f}" for cost in costs]
+
+    def text(cost: float) -> str:
+        return f"{float(f'{cost:.3g}'):.10g}" if spans_much else f"{cost:.{decimals}f}"
+
+    texts = ["–" if cost is None else text(cost / 10.0**power) for cost in costs]
     return texts, ("n", "µ", "m", "", "k", "M", "G", "T")[power // 3 + 3]
 
 

@@ -21,7 +21,6 @@ from jaxfl.privacy.statements import caption, grounds, with_epsilon
 if TYPE_CHECKING:  # the import takes half a second, which a run without pictures saves
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
 
 CONTENT = "jaxfl"  # key of a PNG's content among its texts
 _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
@@ -133,12 +132,10 @@ def plot_panels(
 def privacy_notes(run_dir: Path) -> list[str]:
     """Lines for a caption: the first epsilon of each case, with its bound, and who has none; empty before the end."""
     stated = {case: each for case, each in statements_of(run_dir).items() if each}
-    firsts = {case: [first] for case, each in stated.items() if (first := with_epsilon(each)) is not None}
+    firsts = {case: [first] for case, each in stated.items() if (first := with_epsilon(each))}
     silent = [case for case in stated if case not in firsts]
-    if not firsts:
-        return caption(stated)
     some = " | ".join(silent) if len(silent) <= _MOST_NAMED else f"{len(silent)} of {len(stated)} cases"
-    return [*caption(firsts), *([f"no ε: {some}"] if silent else [])]
+    return [*caption(firsts), *[f"no ε: {some}"] * bool(silent)] if firsts else caption(stated)
 
 
 def statements_of(run_dir: Path) -> dict[str, list[Mapping[str, Any]]]:
@@ -195,9 +192,9 @@ def draw_panels(
         handles, band = {}, f"s: {len(of_case)}, named in results.csv" + band
     elif len(front) < len(of_case):
         handles = {case: handles[case] for case in front if case in handles}
-        best = sum(not baseline_in(case) for case in front)
-        beside = " and of each baseline" if best < len(front) else ""
-        band = f"s: the best {best} of {len(of_case)}{beside} in the closing table, the others in light grey" + band
+        beside = " and of each baseline" * any(map(baseline_in, front))
+        best = f"{sum(not baseline_in(case) for case in front)} of {len(of_case)}{beside}"
+        band = f"s: the best {best} in the closing table, the others in light grey" + band
     legend_below(figure, handles, [*wrapped_notes(notes, 5.2 * num_columns), "case" + band])
     return figure
 
@@ -222,7 +219,7 @@ def legend_below(
     The legend has as many columns, up to `num_columns`, as fit side by side. The figure grows by the legend's height.
     """
     style |= {"loc": "outside lower center", "title": "\n".join(notes), "title_fontsize": 8, "frameon": False}
-    style |= {"handlelength": 3}  # so that dashes are told apart
+    style["handlelength"] = 3  # so that dashes are told apart
     columns = max(1, min(num_columns, len(handles)))
     legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **style)
     while columns > 1 and legend.get_window_extent().width > figure.bbox.width:
@@ -376,7 +373,7 @@ def style_axes(axes: Axes, panel: Panel, x_label: str) -> None:
         axes.yaxis.set_major_formatter(percents())
 
 
-def percents() -> PercentFormatter:
+def percents() -> Any:
     """Shares in per cent, with as many digits as tell neighboring ticks apart."""
     from matplotlib.ticker import PercentFormatter
 

@@ -238,6 +238,8 @@ def test_the_best_step_of_each_is_that_of_results_csv(tmp_path, capsys):
     assert len(rows) == 3 * 2 + 1  # the pooled data have no budget
     with open(out / "results.csv", newline="") as file:
         results = list(csv.DictReader(file))
+    pooled = {(one["method"], one["baseline"]) for one in results if one["case"].startswith("pooled")}
+    assert pooled == {("PrivSGP", "pooled")}, "a table says whose baseline it is"
     config = json.loads((out / "config.json").read_text())["config"]["cases"]
     for row in rows:
         same = [one for one in results if config[one["case"]].get("method", "PrivSGP") == row["method"]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -129,20 +129,20 @@ def plot_panels(
     return save_figure(figure, run_dir / "plots" / name, content=drawn)
 
 
-def privacy_notes(run_dir: Path) -> list[str]:
+def privacy_notes(run_dir: Path, cases: Collection[str] | None = None) -> list[str]:
     """Lines for a caption: the first epsilon of each case, with its bound, and who has none; empty before the end."""
-    stated = {case: each for case, each in statements_of(run_dir).items() if each}
+    stated = {case: each for case, each in statements_of(run_dir, cases).items() if each}
     firsts = {case: [first] for case, each in stated.items() if (first := with_epsilon(each))}
     silent = [case for case in stated if case not in firsts]
     some = " | ".join(silent) if len(silent) <= _MOST_NAMED else f"{len(silent)} of {len(stated)} cases"
     return [*caption(firsts), *[f"no ε: {some}"] * bool(silent)] if firsts else caption(stated)
 
 
-def statements_of(run_dir: Path) -> dict[str, list[Mapping[str, Any]]]:
-    """Case -> its statements; empty before the run has ended."""
+def statements_of(run_dir: Path, cases: Collection[str] | None = None) -> dict[str, list[Mapping[str, Any]]]:
+    """Case -> its statements, by default of all cases; empty before the run has ended."""
     path = run_dir / "summary.json"
-    cases = json.loads(path.read_bytes())["cases"] if path.exists() else {}
-    return {name: row.get("privacy", []) for name, row in cases.items()}
+    rows = json.loads(path.read_bytes())["cases"] if path.exists() else {}
+    return {name: row.get("privacy", []) for name, row in rows.items() if cases is None or name in cases}
 
 
 def draw_panels(

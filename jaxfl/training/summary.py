@@ -219,9 +219,7 @@ def summary_table(
     metrics: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss"),
     rank_by: str | None = None,
 ) -> rich.table.Table:
-    """The closing table: a row a case by the options that vary, mean ± deviation over seeds.
-
-    Five cases or more are sorted, baselines last.
+    """The closing table: a row a case, mean ± deviation over seeds; from five on by rank, baselines last.
 
     Args:
         summary: content of summary.json.

@@ -20,6 +20,7 @@ RELATIONS = ("zero_out", "replace_one")
 UPDATES, ADAPTIVE = "DP-FedAvg", "ALI-DPFL"
 WITH_SERVER = (ADAPTIVE, "DPFL", "SCAFFOLD", UPDATES)
 SILENT = ("pooled", "without_noise")
+OF_BASELINES = "PrivSGP"  # the method whose baselines stand among the rows
 MIXING = ("PrivSGP-VR", "PrivSGP", "DP2-SGD", *CORRECTED, "noisy-states", "without_noise")  # more than once in a round
 UNMIXED = ("DP2-SGD", "A(DP)2SGD", "DP-GT", "noisy-states")  # whose round ends with a node's own noise
 # Whom nodes may trust in a method, everyone in the others: `Observers.trust` says who observes then.
@@ -264,10 +265,10 @@ _BASELINES = {
 }
 METHODS: Mapping[str, Method] = {**_GOSSIP, **_TRACKING, **_CLIENTS, **_BASELINES}
 COMPARED = tuple(name for name in METHODS if name != UPDATES and not METHODS[name].baseline)
-# Rows beside the compared ones, for --baselines: those of PrivSGP.
+# Rows beside the compared ones, for --baselines.
 _CHANGES = {**{name: {"method": name, "trust": "everyone"} for name in _BASELINES}, "curator": {"trust": "curator"}}
 BASELINES: Mapping[str, Callable[[Row], dict[str, Any] | None]] = {
-    label: lambda row, changes=changes: changes if row.config.learning.method == "PrivSGP" else None
+    label: lambda row, changes=changes: changes if row.config.learning.method == OF_BASELINES else None
     for label, changes in _CHANGES.items()
 }
 

@@ -12,7 +12,7 @@ from jaxfl.core.lines import Lines
 from jaxfl.frame import Finished, Row
 from jaxfl.training.summary import write_table
 
-from .options import SILENT, UPDATES
+from .options import METHODS, OF_BASELINES, SILENT, UPDATES
 
 TABLE = "comparison.csv"
 _VALIDATION = "validation_accuracy"
@@ -107,17 +107,19 @@ def _picture(finished: Finished, rows: Sequence[dict[str, Any]]) -> Picture:
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
         spreads = [summary[row["case"]]["test_accuracy"] for row in own]
+        name = f"{OF_BASELINES}, {method}" if METHODS[method].baseline else method
         if method in SILENT:
-            ends.append(Mark(method, (), [spreads[0]["mean"]]))
-            continue
-        ends.append(points_mark(method, [row["target_epsilon"] for row in own], spreads))
+            ends.append(Mark(name, (), [spreads[0]["mean"]]))
+        else:
+            ends.append(points_mark(name, [row["target_epsilon"] for row in own], spreads))
         (best,) = [row for row in own if row["target_epsilon"] == middle] or [own[0]]
         of_case = by_case.get(best["case"], Lines())
         for cost in _AGAINST:
             if any(column.any() for column in of_case.columns(cost)):
-                curves[cost].append(curve_mark(method, seeds_curve(of_case, "test_accuracy", (cost,))))
+                curves[cost].append(curve_mark(name, seeds_curve(of_case, "test_accuracy", (cost,))))
     label = epsilon_label(summary[row["case"]]["privacy"] for row in rows if row["target_epsilon"] is not None)
-    first = Plot("test accuracy", label, ends, is_accuracy=True, log="x", ticks=budgets, title="best step of each")
+    log = "x" if len(budgets) > 1 else ""  # a single place is drawn wrongly on a logarithmic axis
+    first = Plot("test accuracy", label, ends, is_accuracy=True, log=log, ticks=budgets, title="best step of each")
     title_of_curves = f"during training, at ε = {middle:g}"
     others = [
         Plot("", text, curves[cost], is_accuracy=True, log="x", title=title_of_curves)

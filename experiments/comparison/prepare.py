@@ -10,7 +10,7 @@ from jaxfl.frame import Prepared, Row, override
 from jaxfl.frame.experiment import request
 from jaxfl.training import Case
 
-from .options import METHODS, Configuration, Method, check_config
+from .options import METHODS, OF_BASELINES, Configuration, Method, check_config
 
 
 def prepare(rows: Mapping[str, Row]) -> Prepared:
@@ -31,6 +31,11 @@ def prepare(rows: Mapping[str, Row]) -> Prepared:
             description += prepared.description[:1]
     cases = {name: cases[name] for name in rows}
     cases |= {name: _of_curator(cases[name]) for name, row in rows.items() if _baseline(row) == "curator"}
+    for name, row in rows.items():
+        baseline = METHODS[row.config.learning.method].baseline
+        if baseline and "method" in row.settings:  # a table says whose it is
+            settings = {**row.settings, "method": OF_BASELINES, "baseline": baseline}
+            cases[name] = cases[name]._replace(settings=settings)
     return Prepared(cases, description[:1] + _counted(rows), {"settled": facts})
 
 
@@ -70,11 +75,12 @@ def _counted(rows: Mapping[str, Row]) -> list[str]:
     """Describe what is compared."""
     configs = [row.config for row in rows.values()]
     methods = dict.fromkeys(config.learning.method for config in configs)
+    methods = [f"{OF_BASELINES}, {name}" if METHODS[name].baseline else name for name in methods]
     budgets = dict.fromkeys(f"{config.budget.target_epsilon:g}" for config in configs)
     rounds = dict.fromkeys(str(config.learning.rounds) for config in configs)
     trust = dict.fromkeys(config.trust.trust for config in configs)
     return [
-        f"{len(rows)} cases: {', '.join(methods)}; proven ε of {', '.join(budgets)}, trust {', '.join(trust)} (each ε"
+        f"{len(rows)} cases: {' | '.join(methods)}; proven ε of {', '.join(budgets)}, trust {', '.join(trust)} (each ε"
         f" names its observer); {', '.join(rounds)} rounds;"
         f" step sizes {', '.join(dict.fromkeys(f'{config.learning.step_size:g}' for config in configs))}"
     ]

@@ -37,7 +37,7 @@ def finish(finished: Finished) -> list[Path]:
     curves: dict[str, Curve] = {}
     for name in places:
         curves[name] = seeds_curve(by_case[name], metric, _on_the_wire(finished.rows[name]))
-    equal_bits = min(float(curve.x[-1]) for curve in curves.values() if curve.x[-1] > 0)
+    equal_bits = min((float(curve.x[-1]) for curve in curves.values() if curve.x[-1] > 0), default=0.0)
     rows = [_row(finished, name, curves[name], equal_bits) for name in places]
     write_table(folder / TABLE, rows)
     Console(markup=False).print(_table(finished, rows))

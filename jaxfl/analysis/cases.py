@@ -19,7 +19,7 @@ from jaxfl.analysis.plots import (
     epsilon_label,
     read_lines,
 )
-from jaxfl.analysis.styles import GREY, line_styles
+from jaxfl.analysis.styles import GREY, in_front, line_styles
 from jaxfl.core import ArgumentError
 from jaxfl.core.lines import Lines
 from jaxfl.core.outputs import read_csv, varying
@@ -47,7 +47,6 @@ _COSTS = {  # heading and unit
     "simulated_seconds": ("simulated time", "s"),
     "joules": ("energy", "J"),
 }
-MOST_COLORED = 14  # cases; further ones are grey
 _FEWEST_STEPS = 3  # of a ladder
 _MOST_TICKS = 6  # that fit side by side
 _MOST_DECIMALS = 4  # of costs
@@ -104,9 +103,8 @@ def shown_cases(folders: Sequence[Path]) -> list[Shown]:
         raise ArgumentError("run_dirs", "must name a run", "got none", "Pass a run directory.")
     shown = [one for folder in folders for one in _of_run(folder, len(folders) > 1)]
     if len(shown) >= FEWEST_SORTED:
-        _, ranked = ranking(shown)
-        places = {label: place for place, label in enumerate(ranked)}
-        shown.sort(key=lambda one: (is_baseline(one), places.get(one.label, len(places))))
+        metric, _ = ranking(shown)
+        shown.sort(key=lambda one: (is_baseline(one), _rank(one, metric)))
     return shown
 
 
@@ -202,13 +200,18 @@ def is_baseline(one: Shown) -> bool:
 
 def ranking(shown: Sequence[Shown]) -> tuple[str, list[str]]:
     """Mean accuracy where there is one, else test loss, and the cases by it from best to worst; no baselines."""
-    for metric, sign in (("test_accuracy", -1), ("test_loss", 1)):
-        rows = {one.label: one.row for one in shown if not is_baseline(one)}
-        means = {label: row[metric]["mean"] for label, row in rows.items() if metric in row}
-        known = {label: sign * mean for label, mean in means.items() if mean is not None}
+    for metric in ("test_accuracy", "test_loss"):
+        ranks = {one.label: _rank(one, metric) for one in shown if not is_baseline(one)}
+        known = [label for label, rank in ranks.items() if rank < math.inf]
         if len(known) > 1:
-            return metric, sorted(known, key=known.__getitem__)
+            return metric, sorted(known, key=ranks.__getitem__)
     return "", []
+
+
+def _rank(one: Shown, metric: str) -> float:
+    """A metric's mean, smaller for a better case; infinite without one."""
+    mean = (one.row.get(metric) or {}).get("mean")
+    return math.inf if mean is None else -mean if metric == "test_accuracy" else mean
 
 
 def all_statements(shown: Sequence[Shown]) -> list[Mapping[str, Any]]:
@@ -255,7 +258,7 @@ def results(shown: Sequence[Shown]) -> list[Column]:
             short = EngFormatter(unit, places=2, sep=" ")
             texts = ["–" if cost is None else short(cost) for cost in costs]
             numbers, letter = _in_one_unit(costs)
-            columns.append(Column(heading, texts, numbers, letter + unit if numbers else ""))
+            columns.append(Column(heading, texts, numbers, letter + unit))
     statuses = [", ".join(dict.fromkeys(one.row.get("status", []))) for one in shown]
     return [*columns, Column("status", statuses)]
 
@@ -296,24 +299,36 @@ def _aligned(values: Sequence[Mapping[str, Any] | None], unit: str) -> list[str]
 
 
 def _in_one_unit(costs: Sequence[float | None]) -> tuple[list[str], str]:
-    """Costs in the unit of the largest, with three digits of the smallest, and the unit's letter; none as `_aligned`.
+    """Costs in the unit of the largest, with three digits of the smallest, and the unit's letter.
+
+    Where they span much, the unit is one between, and each cost has three digits.
 
     Examples:
         >>> _in_one_unit([54_570_000.0, 1_200_000.0, None])
         (['54.57', '1.20', '–'], 'M')
+        >>> _in_one_unit([1.52, 0.51733, 0.00031665])
+        (['1520', '517', '0.317'], 'm')
     """
     known = [cost for cost in costs if cost]
-    if max(known) > _MOST_SPAN * min(known):
-        return [], ""
-    power = min(max(3 * math.floor(math.log10(max(known)) / 3), -9), 12)
+    spans_much = max(known) > _MOST_SPAN * min(known)
+    size = math.sqrt(max(known) * min(known)) if spans_much else max(known)
+    power = min(max(3 * math.floor(math.log10(size) / 3), -9), 12)
     decimals = min(max(2 - math.floor(math.log10(min(known) / 10.0**power)), 0), _MOST_DECIMALS)
-    texts = ["–" if cost is None else f"{cost / 10.0**power:.{decimals}f}" for cost in costs]
+
+    def text(cost: float) -> str:
+        return f"{float(f'{cost:.3g}'):.10g}" if spans_much else f"{cost:.{decimals}f}"
+
+    texts = ["–" if cost is None else text(cost / 10.0**power) for cost in costs]
     return texts, ("n", "µ", "m", "", "k", "M", "G", "T")[power // 3 + 3]
 
 
 def styles_of(shown: Sequence[Shown]) -> dict[str, dict[str, Any]]:
-    """Label -> style of its line; cases beyond `MOST_COLORED` have none."""
-    return line_styles(one.label for one in shown[:MOST_COLORED])
+    """Label -> style of its line, as in other pictures of the run; those behind `in_front` have none."""
+    return _styles([one.label for one in shown])
+
+
+def _styles(ranked: Sequence[str]) -> dict[str, dict[str, Any]]:
+    return line_styles(in_front(ranked), ranked)
 
 
 def charts(shown: Sequence[Shown]) -> list[Chart]:
@@ -357,21 +372,27 @@ def _against_step(shown: Sequence[Shown], panel: Panel, steps: Mapping[str, Mapp
 
 
 def _against_epsilon(shown: Sequence[Shown], panel: Panel) -> Chart:
-    """The final metric of each case that has an epsilon."""
-    marks, places = list[Mark](), set[float]()
+    """The final metric against epsilon, a line for each of the cases that differ in their budget only."""
+    points, rows = dict[str, tuple[float, ...]](), dict[str, Mapping[str, Any]]()
     for one in shown:
         stated, values = _stated(one), _finals(one, panel.metric)
         if stated is not None and values:
-            epsilon, mean = stated["dp_epsilon"], float(np.mean(values))
-            marks.append(Mark(one.label, [epsilon], [mean], [min(values)], [max(values)], is_points=True))
-            places.add(float(f"{epsilon:.3g}"))
+            points[one.label] = (stated["dp_epsilon"], float(np.mean(values)), min(values), max(values))
+            rows[one.label] = one.settings
+    budgets = {name: row for name, row in rows.items() if isinstance(row.get("target_epsilon"), int | float)}
+    lines = series(budgets, "target_epsilon") | {name: [name] for name in rows if name not in budgets}
+    marks = [
+        Mark(name, *np.array(sorted(points[one] for one in cases)).T.tolist(), is_points=True)
+        for name, cases in lines.items()
+    ]
+    places = {float(f"{epsilon:.3g}") for epsilon, *_ in points.values()}
     label = epsilon_label(one.row.get("privacy", []) for one in shown)
     log = "x" if places and min(places) > 0 and max(places) / min(places) > 8 else ""
     ticks = sorted(places) if len(places) <= _MOST_TICKS else ()
-    plot, styles = Plot(panel.label, label, marks, panel.is_accuracy, log=log, ticks=ticks), styles_of(shown)
+    plot, styles = Plot(panel.label, label, marks, panel.is_accuracy, log=log, ticks=ticks), _styles([*lines])
 
     def draw(axes: Axes) -> dict[str, Any]:
-        handles = draw_plot(axes, plot, {mark.name: {"color": GREY} for mark in marks} | styles)
-        return {name: handles[name] for name in styles if name in handles}
+        handles = draw_plot(axes, plot, {name: {"color": GREY} for name in lines} | styles)
+        return {name: handles[name] for name in styles}
 
-    return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw)
+    return Chart(f"{panel.metric}_epsilon", f"{panel.label} against epsilon", draw, has_own_lines=True)

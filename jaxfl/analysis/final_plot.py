@@ -16,6 +16,7 @@ from jaxfl.analysis.plots import (
     Panel,
     epsilon_label,
     new_figure,
+    percents,
     privacy_notes,
     read_lines,
     run_title,
@@ -54,7 +55,6 @@ _PANELS = (
     Panel("test_loss", "test loss at the end"),  # a training loss is a mean over rounds, not that of the end
     Panel("test_accuracy", "test accuracy at the end", is_accuracy=True),
 )
-_PERCENT = "{x:.0%}"
 _LOG_COLORS_FROM_RATIO = 30.0
 _MATCHED = "K matched to ε"
 _LOG_FROM_RATIO = 8.0  # numbers that span less are easier to read on a linear axis
@@ -192,9 +192,13 @@ def ladder(settings: Settings, axis: str, panel: Panel, x_label: str, values: Ca
 def _draw_final(run_dir: Path, lines: Lines, settings: Settings, axis: str) -> Figure:
     """Loss and accuracy against a number."""
     ends, num_diverged = _ends(run_dir, lines)
-    label = _axis_label(run_dir, axis)
+    label = _axis_label(run_dir, axis, settings)
     plots = [ladder(settings, axis, panel, label, partial(_values, ends, metric=panel.metric)) for panel in _PANELS]
-    notes = [*privacy_notes(run_dir), *_omissions(num_diverged), "mean over seeds; bar: smallest to largest seed"]
+    notes = [
+        *privacy_notes(run_dir, settings),
+        *_omissions(num_diverged),
+        "mean over seeds; bar: smallest to largest seed",
+    ]
     return draw_picture(Picture("final", run_title(run_dir / "config.json"), plots, notes, shares_y=False))
 
 
@@ -202,7 +206,7 @@ def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: s
     """One cell, the mean over seeds, for each pair of values; a row of loss and accuracy for each series."""
     groups = series(settings, x, y)
     ends, num_diverged = _ends(run_dir, lines)
-    foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_omissions(num_diverged), "mean over seeds"]
+    foot = [*wrapped_notes(privacy_notes(run_dir, settings), 11.0), *_omissions(num_diverged), "mean over seeds"]
     figure = new_figure(11.0, 4.0 * len(groups) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     columns, rows = (
         sorted({row[name] for row in settings.values()}, key=lambda value: (not _is_number(value), value))
@@ -223,10 +227,10 @@ def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: s
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
             axes.set_xticks(range(len(columns)), [f"{value:g}" if _is_number(value) else value for value in columns])
             axes.set_yticks(range(len(rows)), [f"{value:g}" if _is_number(value) else value for value in rows])
-            axes.set_xlabel(_axis_label(run_dir, x))
-            axes.set_ylabel(_axis_label(run_dir, y))
+            axes.set_xlabel(_axis_label(run_dir, x, settings))
+            axes.set_ylabel(_axis_label(run_dir, y, settings))
             axes.set_title(panel.label if len(groups) == 1 else f"{label}: {panel.label}", fontsize=10)
-        figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
+        figure.colorbar(scale, ax=list(panel_axes), format=percents() if panel.is_accuracy else None)
     figure.supxlabel("\n".join(foot), fontsize=8)
     return figure
 
@@ -240,7 +244,7 @@ def _draw_scatter(run_dir: Path, lines: Lines, settings: Settings, names: Sequen
     means = {panel: _means(ends, settings, panel) for panel in _PANELS}
     panels = [panel for panel in _PANELS if not np.isnan([*means[panel].values()]).all()]
     text = "mean over seeds; ring: best case; cross: diverged, or without this metric"
-    foot = [*wrapped_notes(privacy_notes(run_dir), 11.0), *_omissions(num_diverged), *left, text]
+    foot = [*wrapped_notes(privacy_notes(run_dir, settings), 11.0), *_omissions(num_diverged), *left, text]
     figure = new_figure(11.0, 3.6 * len(drawn) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     all_axes = figure.subplots(len(drawn), max(1, len(panels)), squeeze=False)
     for panel, panel_axes in zip(panels, all_axes.T, strict=False):
@@ -256,13 +260,13 @@ def _draw_scatter(run_dir: Path, lines: Lines, settings: Settings, names: Sequen
             axes.scatter(*places[values == best].T, s=160, facecolors="none", edgecolors="#D55E00", linewidth=1.8)
             style_axes(
                 axes,
-                panel._replace(label=_axis_label(run_dir, pair[1]), is_accuracy=False),
-                _axis_label(run_dir, pair[0]),
+                panel._replace(label=_axis_label(run_dir, pair[1], settings), is_accuracy=False),
+                _axis_label(run_dir, pair[0], settings),
             )
             axes.set_xscale("log" if _is_log(sorted(places[:, 0])) else "linear")
             axes.set_yscale("log" if _is_log(sorted(places[:, 1])) else "linear")
             axes.set_title(panel.label if len(rows) == 1 else f"{label}: {panel.label}", fontsize=10)
-        figure.colorbar(scale, ax=list(panel_axes), format=_PERCENT if panel.is_accuracy else None)
+        figure.colorbar(scale, ax=list(panel_axes), format=percents() if panel.is_accuracy else None)
     figure.supxlabel("\n".join(foot), fontsize=8)
     return figure
 
@@ -301,14 +305,14 @@ def _draw_speedup(run_dir: Path, lines: Lines, settings: Settings) -> Figure:
         ]
         label = panel.label.removesuffix(" at the end")
         plots.append(Plot(label, "iterations times nodes", marks, panel.is_accuracy))
-    notes = [*privacy_notes(run_dir), "mean over seeds; band: smallest to largest seed"]
+    notes = [*privacy_notes(run_dir, settings), "mean over seeds; band: smallest to largest seed"]
     return draw_picture(Picture("speedup", run_title(run_dir / "config.json"), plots, notes, shares_y=False))
 
 
-def _axis_label(run_dir: Path, name: str) -> str:
-    """The option in words; a budget with what the run's epsilons rest on."""
+def _axis_label(run_dir: Path, name: str, settings: Settings) -> str:
+    """The option in words; a budget with what the epsilons of the drawn cases rest on."""
     if name == "target_epsilon":
-        return epsilon_label(statements_of(run_dir).values())
+        return epsilon_label(statements_of(run_dir, settings).values())
     return _X.get(name, name.replace("_", " "))
 
 

@@ -106,7 +106,8 @@ def draw_picture(picture: Picture) -> Figure:
 
 def styles_in(plots: Sequence[Plot]) -> dict[str, dict[str, Any]]:
     """Style of each name in plots that share a legend."""
-    return line_styles(dict.fromkeys(mark.name for plot in plots for mark in plot.marks))
+    names = dict.fromkeys(mark.name for plot in plots for mark in plot.marks)
+    return line_styles(names, names)
 
 
 def draw_plot(axes: Axes, plot: Plot, styles: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxfl.analysis.styles import COLORS, DASHES, GREY, MARKS, line_styles
+from jaxfl.analysis.styles import COLORS, DASHES, GREY, MARKS, baseline_in, in_front, line_styles
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.lines import METRICS, Lines, lines_of
 from jaxfl.core.outputs import drop_link
 from jaxfl.data.columns import short_name
-from jaxfl.privacy.statements import caption, grounds
+from jaxfl.privacy.statements import caption, grounds, with_epsilon
 
 if TYPE_CHECKING:  # the import takes half a second, which a run without pictures saves
     from matplotlib.axes import Axes
@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # the import takes half a second, which a run without picture
 CONTENT = "jaxfl"  # key of a PNG's content among its texts
 _NO_DATE = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 _MOST_IN_LEGEND = len(COLORS) * len(DASHES)  # lines that look different
-_MOST_ALIKE, _IN_FRONT = 12, 5  # of more than 12 cases, the best 5 are drawn over the others in grey
 _LETTERS_FROM = 1e4  # smaller costs are short enough without letters
+_MOST_NAMED = 4  # cases in a note
 _MOST_ON_AN_AXIS = 48  # letters in one line
 _LOG_FROM_RATIO = 30.0  # a loss that spans less is easier to read on a linear axis
 
@@ -125,20 +125,24 @@ def plot_panels(
     """`draw_panels` with the run's title and statements, into `<run_dir>/plots`."""
     title, notes = run_title(run_dir / "config.json"), privacy_notes(run_dir)
     figure = draw_panels(lines, panels, title=title, notes=notes, x=x, ranked=ranked)
-    drawn = {"panels": [panel._asdict() for panel in panels], "x": x, "ranked": ranked[:_IN_FRONT]}
+    drawn = {"panels": [panel._asdict() for panel in panels], "x": x, "ranked": in_front(ranked)}
     return save_figure(figure, run_dir / "plots" / name, content=drawn)
 
 
-def privacy_notes(run_dir: Path) -> list[str]:
-    """Lines for a caption: the epsilon of each case, with its bound; none before the run has ended."""
-    return caption(statements_of(run_dir))
+def privacy_notes(run_dir: Path, cases: Collection[str] | None = None) -> list[str]:
+    """Lines for a caption: the first epsilon of each case, with its bound, and who has none; empty before the end."""
+    stated = {case: each for case, each in statements_of(run_dir, cases).items() if each}
+    firsts = {case: [first] for case, each in stated.items() if (first := with_epsilon(each))}
+    silent = [case for case in stated if case not in firsts]
+    some = " | ".join(silent) if len(silent) <= _MOST_NAMED else f"{len(silent)} of {len(stated)} cases"
+    return [*caption(firsts), *[f"no ε: {some}"] * bool(silent)] if firsts else caption(stated)
 
 
-def statements_of(run_dir: Path) -> dict[str, list[Mapping[str, Any]]]:
-    """Case -> its statements; empty before the run has ended."""
+def statements_of(run_dir: Path, cases: Collection[str] | None = None) -> dict[str, list[Mapping[str, Any]]]:
+    """Case -> its statements, by default of all cases; empty before the run has ended."""
     path = run_dir / "summary.json"
-    cases = json.loads(path.read_bytes())["cases"] if path.exists() else {}
-    return {name: row.get("privacy", []) for name, row in cases.items()}
+    rows = json.loads(path.read_bytes())["cases"] if path.exists() else {}
+    return {name: row.get("privacy", []) for name, row in rows.items() if cases is None or name in cases}
 
 
 def draw_panels(
@@ -157,8 +161,8 @@ def draw_panels(
         title: of the figure.
         notes: lines below the legend, wrapped to the figure's width.
         x: a name in `X_AXES`. At a round, a cost is its mean over seeds.
-        ranked: cases from best to worst. Where there are more than 12, the first five are drawn over the others, which
-            are grey and have no bands.
+        ranked: cases from best to worst. Where there are more than 12, the first five that are no baselines and the
+            first of each baseline are drawn over the others, which are light grey and have no bands.
 
     Returns:
         The figure; matplotlib's global state is not touched.
@@ -172,8 +176,7 @@ def draw_panels(
         remedy = "Draw against rounds, or train with a ledger."
         raise ArgumentError("x", "must be what the run counts", f"no line has {' and '.join(axis.totals)}", remedy)
     of_case = lines.by_case()
-    best = [case for case in ranked if case in of_case][:_IN_FRONT] if len(of_case) > _MOST_ALIKE else []
-    front = line_styles(best or of_case)
+    front = line_styles(in_front([case for case in ranked if case in of_case]) or of_case, of_case)
     num_columns = min(2, len(panels))
     num_rows = -(-len(panels) // num_columns)
     figure, num_seeds = new_figure(5.2 * num_columns, 3.5 * num_rows + 0.6, title), 1
@@ -189,7 +192,9 @@ def draw_panels(
         handles, band = {}, f"s: {len(of_case)}, named in results.csv" + band
     elif len(front) < len(of_case):
         handles = {case: handles[case] for case in front if case in handles}
-        band = f"s: the best {len(front)} of {len(of_case)} in the closing table, the others in grey" + band
+        beside = " and of each baseline" * any(map(baseline_in, front))
+        best = f"{sum(not baseline_in(case) for case in front)} of {len(of_case)}{beside}"
+        band = f"s: the best {best} in the closing table, the others in light grey" + band
     legend_below(figure, handles, [*wrapped_notes(notes, 5.2 * num_columns), "case" + band])
     return figure
 
@@ -214,6 +219,7 @@ def legend_below(
     The legend has as many columns, up to `num_columns`, as fit side by side. The figure grows by the legend's height.
     """
     style |= {"loc": "outside lower center", "title": "\n".join(notes), "title_fontsize": 8, "frameon": False}
+    style["handlelength"] = 3  # so that dashes are told apart
     columns = max(1, min(num_columns, len(handles)))
     legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **style)
     while columns > 1 and legend.get_window_extent().width > figure.bbox.width:
@@ -358,15 +364,20 @@ def finish_x(axes: Axes, axis: XAxis) -> None:
 
 def style_axes(axes: Axes, panel: Panel, x_label: str) -> None:
     """Labels, grid and frame; shares in per cent."""
-    import matplotlib.ticker
-
     axes.set_xlabel(x_label)
     axes.set_ylabel(panel.label)
     axes.grid(visible=True, color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if panel.is_accuracy:
-        axes.yaxis.set_major_formatter(matplotlib.ticker.PercentFormatter(xmax=1.0, decimals=None))
+        axes.yaxis.set_major_formatter(percents())
+
+
+def percents() -> Any:
+    """Shares in per cent, with as many digits as tell neighboring ticks apart."""
+    from matplotlib.ticker import PercentFormatter
+
+    return PercentFormatter(xmax=1.0, decimals=None)
 
 
 def run_title(config_path: Path) -> str:

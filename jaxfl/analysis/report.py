@@ -19,7 +19,6 @@ import numpy as np
 from jaxfl.analysis.cases import (
     FEWEST_SORTED,
     METRICS,
-    MOST_COLORED,
     Chart,
     Shown,
     all_statements,
@@ -126,15 +125,13 @@ def _legend(shown: Sequence[Shown]) -> str:
     """Names of the lines, for all panels."""
     items = []
     styles = styles_of(shown)
-    for one in shown[:MOST_COLORED]:
-        style = styles[one.label]
+    for label, style in styles.items():
         dashes = "" if style["linestyle"] == "solid" else " ".join(str(3 * part) for part in style["linestyle"][1])
         stroke = f'stroke="{style["color"]}" stroke-width="3" stroke-dasharray="{dashes}"'
         chip = f'<svg viewBox="0 0 34 10"><line x1="0" y1="5" x2="34" y2="5" {stroke}/></svg>'
-        items.append(f"<li>{chip}{escaped(one.label)}</li>")
-    if len(shown) > MOST_COLORED:
-        too = ", baselines among them" * any(map(is_baseline, shown[MOST_COLORED:]))
-        items.append(f"<li>grey: {len(shown) - MOST_COLORED} further cases{too}</li>")
+        items.append(f"<li>{chip}{escaped(label)}</li>")
+    if len(shown) > len(styles):
+        items.append(f"<li>light grey: {len(shown) - len(styles)} further cases</li>")
     return f'<ul class="legend">{"".join(items)}</ul>'
 
 

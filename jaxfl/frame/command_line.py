@@ -256,6 +256,9 @@ def _by_option(arguments: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def _print_presets(experiment: Experiment) -> None:
+    if not experiment.presets:
+        print(f"{experiment.command} has no presets.")
+        return
     table = Table("name", "what", "cost", title=f"Presets of {experiment.command}")
     for preset, row in experiment.presets.items():
         table.add_row(preset, row.description, row.cost)
@@ -280,6 +283,10 @@ def _sentence(experiment: Experiment, error: ArgumentError, arguments: Sequence[
     found, remedy = error.found, error.remedy
     if name == "method" and name in options(type(experiment.base)):
         remedy = _elsewhere(experiment, found) + remedy
+    labels = [label for label in _methods(experiment) if name == "baselines" and f"got {label}," in found]
+    if labels:
+        own = " --own-test 0.2" if "own_test" in options(type(experiment.base)) else ""
+        remedy = f"Pass --method {labels[0]}{own}, or leave it out."
     if len(found) > _MOST_SHOWN:
         found = f"{found[: _MOST_SHOWN // 2]} ... {found[-_MOST_SHOWN // 2 :]}"
     return f"{typed(flag(name), arguments) if is_option else error.argument}: {error.requirement}; {found}. {remedy}"

@@ -37,13 +37,16 @@ def print_help(request: Request, of_frame: Any, last: Collection[str], *, all_op
         all_options: print all; otherwise the usual ones.
     """
     groups: dict[str, Any] = {}
-    further = 0
+    further, experiment = 0, request.experiment
+    absent = ["baselines"] * (not experiment.baselines) + ["preset"] * (not experiment.presets)
     texts = {"jobs_and_devices": "Processes and devices that compute, and the compiled programs that are kept."}
     for name, record in {**vars(request.config), "every_experiment": of_frame}.items():
         kinds, of_fields = get_type_hints(type(record)), _texts(type(record))
         texts[name] = " ".join(str(type(record).__doc__).split())
         is_ours = type(record).__module__.partition(".")[0] in _OURS
         for field in dataclasses.fields(record):
+            if field.name in absent:
+                continue
             if is_ours and not all_options and field.name not in _USUAL:
                 further += 1
                 continue
@@ -57,14 +60,14 @@ def print_help(request: Request, of_frame: Any, last: Collection[str], *, all_op
         for name, fields in groups.items()
     ]
     axes = [" ".join(f"{name}={','.join(map(text_of, part[name]))}" for name in part) for part in request.grid]
-    presets = " --list-presets shows the figures and tables of the paper." if request.experiment.presets else ""
+    presets = " --list-presets shows the figures and tables of the paper." if experiment.presets else ""
     others = f"\n\n--help-all shows {further} further options.{presets}" if further else ""
     comparison = f"\n\nwould compare: {', each with '.join(axes)}" if axes else ""
     with contextlib.suppress(SystemExit):
         tyro.cli(
             dataclasses.make_dataclass("Options", records),
-            prog=request.experiment.command,
-            description=request.experiment.description + comparison + others,
+            prog=experiment.command,
+            description=experiment.description + comparison + others,
             args=["--help"],
             config=(tyro.conf.OmitArgPrefixes,),
         )

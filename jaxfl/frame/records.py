@@ -180,7 +180,9 @@ def cut(data: Data, clients: Clients, *, held: bool = False) -> Callable[[int], 
             try:
                 parts = hold_out(parts, share, dataset.train_ids)[held]
             except ArgumentError as error:
-                raise ArgumentError("own_test", error.requirement, error.found, "Pass 0, or fewer nodes.") from None
+                even = "--partition iid" if clients.alpha is None else f"--alpha above {clients.alpha:g}"
+                remedy = f"Pass {even}, or fewer nodes."
+                raise ArgumentError("own_test", error.requirement, error.found, remedy) from None
         return redeal(data.pool(), parts)
 
     return of_seed

@@ -246,7 +246,9 @@ def caption(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
             prefix = _ASKED if stated.get("asked") else ""
             groups.setdefault(f"{prefix}{stated['bound']}{against(stated)} ({_ground(stated)})", {})[case] = stated
     in_order = sorted(groups.items(), key=lambda group: not group[0].startswith(_ASKED))
-    return [f"{key}: {_epsilons(group)}{_remarked(group)}" for key, group in in_order] + simulation(privacy)
+    return [f"{key}: {_epsilons(group, len(privacy))}{_remarked(group)}" for key, group in in_order] + simulation(
+        privacy
+    )
 
 
 def simulation(privacy: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
@@ -284,17 +286,22 @@ def with_epsilon(statements: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] |
 
 
 def grounds(privacy: Iterable[Iterable[Mapping[str, Any]]]) -> str:
-    """Bound, observer and relation of each case's first epsilon, for an axis; "or" between those that differ.
+    """Bound, observers, relation and delta of each case's first epsilon; "or" between those that differ.
 
     Examples:
         >>> one = {"bound": "proven", "dp_epsilon": 1.0, "neighboring_relation": "replace_one", "observer": "a server"}
-        >>> grounds([[one], [one], []])
-        'proven against a server, replace one sample'
+        >>> one |= {"dp_delta": 1e-5}
+        >>> grounds([[one], [one], [], [one | {"observer": "its nodes"}]])
+        'proven against a server or its nodes, replace one sample, δ = 1e-05'
     """
-    stated = [one for statements in privacy if (one := with_epsilon(statements)) is not None]
-    relations = [RELATIONS.get(one["neighboring_relation"], one["neighboring_relation"]) for one in stated]
-    texts = [f"{one['bound']}{against(one)}, {relation}" for one, relation in zip(stated, relations, strict=True)]
-    return " or ".join(dict.fromkeys(texts))
+    observers: dict[tuple[str, str], dict[str, None]] = {}
+    for one in filter(None, map(with_epsilon, privacy)):
+        observers.setdefault((one["bound"], _ground(one)), {})[one.get("observer") or ""] = None
+    texts = []
+    for (bound, ground), names in observers.items():
+        some = " or ".join(filter(None, names))
+        texts.append(f"{bound}{f' against {some}' if some else ''}, {ground}")
+    return " or ".join(texts)
 
 
 def rounded_up(value: float, digits: int) -> str:
@@ -356,8 +363,8 @@ def _remarked(group: Mapping[str, Mapping[str, Any]]) -> str:
     return text
 
 
-def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
-    """Every case's epsilon; for many cases the range, for equal epsilons the value."""
+def _epsilons(group: Mapping[str, Mapping[str, Any]], num_cases: int) -> str:
+    """Every case's epsilon; for many cases the range, for equal epsilons the value and whose it is."""
     values = {name: statement["dp_epsilon"] for name, statement in group.items()}
     known = [value for value in values.values() if value is not None]
     silent = [name for name, one in group.items() if (one.get("reason") or "").startswith(NO_NOISE)]
@@ -366,7 +373,9 @@ def _epsilons(group: Mapping[str, Mapping[str, Any]]) -> str:
     texts = sorted({rounded_up(value, 3) for value in known}, key=float)
     if len(values) > 1 and len(texts) == 1 and len(known) == len(values):
         whole = {_epsilon(statement, 3) for statement in group.values()}
-        return f"{whole.pop() if len(whole) == 1 else f'ε = {texts[0]}'} for each case"
+        some = " | ".join(group) if len(group) <= 4 else f"{len(group)} of {num_cases} cases"
+        whose = "each case" if len(group) == num_cases else some
+        return f"{whole.pop() if len(whole) == 1 else f'ε = {texts[0]}'} for {whose}"
     if len(values) > 4:
         others = len(values) - len(known) - len(silent)
         without = f" ({len(silent)} without noise: no ε holds)" * bool(silent) + f" ({others} without ε)" * bool(others)

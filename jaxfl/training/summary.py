@@ -219,7 +219,7 @@ def summary_table(
     metrics: Sequence[str] = ("test_accuracy", "test_accuracy_worst_node", "test_accuracy_average_model", "train_loss"),
     rank_by: str | None = None,
 ) -> rich.table.Table:
-    """The closing table: a row a case by the options that vary, mean ± deviation over seeds; from five on by rank.
+    """The closing table: a row a case, mean ± deviation over seeds; from five on by rank, baselines last.
 
     Args:
         summary: content of summary.json.
@@ -235,7 +235,9 @@ def summary_table(
     cases, half = summary["cases"], _MOST_ROWS // 2
     decide = metrics if rank_by is None else (rank_by, *metrics)
     if len(cases) >= FEWEST_RANKED:
-        ranked = ranking(summary, decide)
+        ranked = sorted(
+            ranking(summary, decide), key=lambda name: bool(cases[name].get("settings", {}).get("baseline"))
+        )
         ranked = ranked if len(ranked) <= _MOST_ROWS else [*ranked[:half], ranked[-1]]
         cases = {name: cases[name] for name in ranked}
     shown = [name for name in metrics if any(name in row for row in cases.values())]
@@ -243,7 +245,8 @@ def summary_table(
     over = f"mean ± standard deviation over {count} seeds" if count > 1 else f"seed {summary['seeds'][0]}"
     lines = [f"{over}, {summary['status'].replace('_', ' ')}"]
     if len(cases) >= FEWEST_RANKED and deciding(summary, decide):
-        lines.append(f"sorted by {deciding(summary, decide).replace('_', ' ')}")
+        last = ", baselines last" if any(row.get("settings", {}).get("baseline") for row in cases.values()) else ""
+        lines.append(f"sorted by {deciding(summary, decide).replace('_', ' ')}{last}")
     if len(cases) < len(summary["cases"]):
         lines.append(f"the best {half} of {len(summary['cases'])} cases and the last; all are in results.csv")
     stated = {name: row.get("privacy", ()) for name, row in summary["cases"].items()}

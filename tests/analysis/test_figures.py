@@ -14,7 +14,7 @@ from jaxfl import command
 from jaxfl.analysis.cases import charts, shown_cases
 from jaxfl.analysis.figures import latex_table, write_figures
 from jaxfl.analysis.pictures import Mark, Picture, Plot, draw_picture, figures_of, save_picture
-from jaxfl.analysis.plots import Panel, new_figure, plot_panels, read_lines
+from jaxfl.analysis.plots import Panel, new_figure, plot_panels, privacy_notes, read_lines
 
 NASTY = r"R&D_{50 %} #1 $x$ \input ~a^b <c> ε = 3, τ"
 BEGINNINGS = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
@@ -97,7 +97,10 @@ def test_letters_of_a_vector_picture_are_text(tmp_path):
     write_figures([run], tmp_path / "a", "svg")
     write_figures([run], tmp_path / "a", "pdf")
     assert ">bits sent, all nodes</text>" in (tmp_path / "a" / "test_accuracy_bits.svg").read_text()
-    assert ">ε (proven, zero out one sample)</text>" in (tmp_path / "a" / "test_accuracy_epsilon.svg").read_text()
+    assert (
+        ">ε (proven, zero out one sample, δ = 1e-05)</text>"
+        in (tmp_path / "a" / "test_accuracy_epsilon.svg").read_text()
+    )
     content = (tmp_path / "a" / "test_accuracy_bits.pdf").read_bytes()
     assert b"/Type3" not in content, "publishers refuse fonts of type 3"
     assert b"/CIDFontType2" in content
@@ -105,6 +108,7 @@ def test_letters_of_a_vector_picture_are_text(tmp_path):
 
 def _cells(table):
     """Rows of a tabular, after a check that its structure holds: columns, escapes, mathematics."""
+    table = table.replace("table*", "table").replace("\\small\n\\setlength{\\tabcolsep}{4pt}\n", "")
     before, caption, _, begin, *body, end, after = table.strip().splitlines()
     assert (before, after) == (r"\begin{table}", r"\end{table}")
     assert re.fullmatch(r"\\caption\{[^|~]*\}", caption)
@@ -131,14 +135,14 @@ def test_a_table_of_latex_has_escaped_names_and_deviations_in_mathematics(tmp_pa
     assert heading == ["method", "nodes", r"$\varepsilon$"], "what all share is no column"
     assert second == ["B", "$2$", "$3.001$"]
     assert r"R\&D\_\{50 \%\} \#1 \$x\$ \textbackslash{}input" in first[0]
-    assert r"\caption{Toy, digits; nodes 2; seeds 0, 1. Mean $\pm$ standard deviation over 2 seeds. $\vare" in text
+    assert r"\caption{Digits; nodes 2; seeds 0, 1. Mean $\pm$ standard deviation over 2 seeds. $\vare" in text
     assert r"$\varepsilon$: proven, zero out one sample" in text
-    assert r"one sample, $\delta$ = 1e-05, largest over nodes" in text
-    assert r"The same in all rows: test accuracy 91.0 $\pm$ 1.4 \%, status finished." in text
+    assert r"one sample, $\delta$ = 1e-05; largest over nodes" in text
+    assert r"The same in all rows: test accuracy 91.0 $\pm$ 1.4 \%." in text
 
 
 def test_a_caption_says_what_ran(tmp_path):
-    """Experiment, data set, methods, nodes and seeds of the compared cases; of several runs each."""
+    """Data set, methods, nodes and seeds of the compared cases; of several runs each."""
     runs = [make_run(tmp_path, tuple("AB"), name=name) for name in ("one", "two")]
     for run, experiment in zip(runs, ("plan", "toy"), strict=True):
         settings = json.loads((run / "config.json").read_text()) | {"experiment": experiment}
@@ -146,10 +150,8 @@ def test_a_caption_says_what_ran(tmp_path):
         settings["config"]["cases"]["B"] |= {"method": "M2", "nodes": 1, "seeds": [2]}
         (run / "config.json").write_text(json.dumps(settings))
     every = "method M1, M2; nodes 2, 1; seeds 0, 1, 2. "
-    assert rf"\caption{{Plan, clinics; {every}" in write_figures(runs[:1], tmp_path / "a", "svg")[-1].read_text()
-    assert (
-        rf"\caption{{Plan, clinics; toy, clinics; {every}" in write_figures(runs, tmp_path / "b", "svg")[-1].read_text()
-    )
+    assert rf"\caption{{Clinics; {every}" in write_figures(runs[:1], tmp_path / "a", "svg")[-1].read_text()
+    assert rf"\caption{{Clinics; {every}" in write_figures(runs, tmp_path / "b", "svg")[-1].read_text()
     summary = json.loads((runs[0] / "summary.json").read_text())
     summary["cases"]["B"]["settings"] = {"baseline": "pooled"}
     (runs[0] / "summary.json").write_text(json.dumps(summary))
@@ -168,13 +170,46 @@ def test_numbers_of_a_column_have_equal_decimals_and_no_column_stands_twice(tmp_
         row["costs"] = {"bits_sent": {"mean": bits}}
     (run / "summary.json").write_text(json.dumps(summary))
     text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
-    heading, *rows = _cells(text)
-    assert heading == ["case", r"$\varepsilon$", r"test accuracy (\%)", "training loss", "bits sent (Mbit)"]
+    heading, units, *rows = _cells(text)
+    assert heading == ["case", r"$\varepsilon$", "test accuracy", "training loss", "bits sent"]
+    assert units == ["", "", r"(\%)", "", "(Mbit)"]
     assert sorted(rows) == [
         ["A", "$2.001$", r"$50.0 \pm 0.0$", r"$0.001 \pm 0.0001$", "$1.20$"],
         ["B", "$3.001$", r"$91.2 \pm 4.1$", r"$20 \pm 2$", "$54.57$"],
     ]
     assert "Worst node: as test accuracy." in text
+
+
+def test_a_table_has_few_columns_one_unit_in_each_and_whose_epsilon_each_row_has(tmp_path):
+    run = make_run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    for number, row in enumerate(summary["cases"].values()):
+        row["settings"] = {"target_epsilon": 2.0 + number, "baseline": ("", "without_noise")[number]}
+        row["costs"] = {"joules": {"mean": (1.52, 0.00031665)[number]}}
+        row |= {name: {"mean": 1.0 + number, "std": 0.5} for name in ("test_auc", "test_loss", "train_loss")}
+        row["privacy"][0] |= {"dp_epsilon": 2.0 + number, "observer": ("a server", "all")[number]}
+    (run / "summary.json").write_text(json.dumps(summary))
+    text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
+    heading, units, *rows = _cells(text)
+    assert heading == ["baseline", r"$\varepsilon$", "kind", "AUC", "test loss", "energy"]
+    assert units[-1] == "(mJ)"
+    assert [(*row[:3], row[-1]) for row in rows] == [
+        ("--", "$2$", "a", "$1520$"),
+        ("without noise", "$3$", "b", "$0.317$"),
+    ]
+    assert "kind a proven against a server, zero out" in text
+    assert "kind b proven against all, zero out" in text
+    assert "finished" not in text
+
+
+def test_under_a_picture_stand_the_first_epsilon_of_each_case_and_who_has_none(tmp_path):
+    run = make_run(tmp_path)
+    summary = json.loads((run / "summary.json").read_text())
+    (first,) = summary["cases"]["A"]["privacy"]
+    summary["cases"]["A"]["privacy"].append({**first, "neighboring_relation": "replace_one", "dp_epsilon": 9.0})
+    summary["cases"]["B"]["privacy"] = [{**first, "dp_epsilon": None, "reason": "No noise is added."}]
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert privacy_notes(run) == ["proven (zero out one sample, δ = 1e-05): A: ε = 2.01", "no ε: B"]
 
 
 def test_numbers_that_are_small_large_or_missing_keep_their_form():

@@ -181,14 +181,39 @@ def test_of_many_cases_the_best_five_are_drawn_over_the_others_in_grey():
     ranked = cases[::-1]
     axes, *_ = (figure := draw_panels(_columns(cases=cases), [PANEL], "", ranked=ranked)).axes
     front, grey = axes.lines[-5:], axes.lines[:-5]
-    assert [line.get_color() for line in front] == list(COLORS[:5])
+    assert len({line.get_color() for line in front} - {"0.75"}) > 3
     assert {line.get_color() for line in grey} == {"0.75"}
     assert (len(grey), len(axes.collections)) == (8, 5)  # bands of the best only
     (legend,) = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ranked[:5]
-    assert "the best 5 of 13 in the closing table, the others in grey" in legend.get_title().get_text()
+    assert "the best 5 of 13 in the closing table, the others in light grey" in legend.get_title().get_text()
     few = draw_panels(_columns(cases=cases[:12]), [PANEL], "", ranked=ranked)
     assert len({line.get_color() for line in few.axes[0].lines}) == len(COLORS)
+
+
+def test_baselines_take_no_place_of_the_best_five_and_the_best_of_each_is_drawn_in_grey():
+    cases = [*(f"{method}, step {step}" for method in ("A", "B") for step in range(6)), "A, step 1, pooled"]
+    cases += ["B, step 1, pooled", "A, step 2, alone"]
+    ranked = cases[::-1]
+    (legend,) = draw_panels(_columns(cases=cases), [PANEL], "", ranked=ranked).legends
+    assert [text.get_text() for text in legend.get_texts()] == [*ranked[3:8], *ranked[:2]]
+    assert "the best 5 of 15 and of each baseline in the closing table" in legend.get_title().get_text()
+    *compared, alone, pooled = legend.legend_handles
+    assert len({line.get_color() for line in compared}) == 1  # of one method
+    assert len({str(getattr(line, "_dash_pattern")) for line in compared}) == 5  # noqa: B009
+    assert all(len({*to_rgb(line.get_color())}) == 1 for line in (alone, pooled))
+
+
+def test_a_method_has_one_color_in_all_pictures_of_a_run():
+    """Whatever the order, and whether a picture names methods or cases."""
+    cases = [f"{method}, step {step}" for method in METHODS for step in range(5)]
+    methods = line_styles(METHODS, METHODS)
+    for drawn in (cases[::7], cases[::-7], [cases[-1]]):
+        styles = line_styles(drawn, cases[::-1])
+        assert all(style["color"] == methods[name.split(", ")[0]]["color"] for name, style in styles.items())
+        assert len(set(map(str, styles.values()))) == len(drawn)
+    beside = ["curator", "alone", "without_noise", "pooled"]
+    assert line_styles([*METHODS, *beside], METHODS) == line_styles([*beside[::-1], *METHODS[::-1]], METHODS[::-1])
 
 
 @pytest.mark.parametrize(("values", "scale"), [((1.0, 0.5), "linear"), ((1.0, 1e-3), "log"), ((1.0, 0.0), "linear")])

@@ -194,7 +194,7 @@ def test_the_own_table_of_an_experiment_stands_first_and_names_the_cases_as_it_d
     assert "<td>all &lt;data&gt;</td><td>3.001 proven</td>" in after
     assert "A, all &lt;data&gt;" in after
     text = write_figures([run], tmp_path / "a", "svg")[-1].read_text()
-    assert r"\caption{What $<$sites$>$ have. Toy, digits; nodes 2; seeds 0, 1. One \& two.}" in text
+    assert r"\caption{What $<$sites$>$ have. Digits; nodes 2; seeds 0, 1. One \& two.}" in text
     assert r"$3$ & alone \\" in text
 
 

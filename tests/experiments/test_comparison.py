@@ -110,6 +110,12 @@ def test_a_curator_has_all_samples_and_makes_the_steps_of_the_method(method):
     assert (beside.config == row.config) == (method == "PrivSGP")
 
 
+def test_a_baseline_among_the_methods_is_called_that_of_its_method():
+    actual = request(COMPARISON, SMALL, ({"method": ("DPFL", "without_noise")},))
+    settings = [case.settings for case in PREPARE(actual.rows).cases.values()]
+    assert settings == [{"method": "DPFL"}, {"method": "PrivSGP", "baseline": "without_noise"}]
+
+
 def test_clients_of_unequal_size_share_one_noise():
     """That of the one which needs the most: pairs could not cancel noise of different scales."""
     (row,) = query("DPFL", trust="pairs", partition="quantity", alpha=2.0, batch_size=2).rows.values()

@@ -155,6 +155,8 @@ def test_a_median_far_below_the_worst_node_is_told():
     assert statement_text(far).startswith("ε = 2.5 at the worst node, median 1, proven (")
     assert caption({"VR": [far]}) == [f"{KEY}: VR: ε = 2.5 at the worst node, median 1"]
     assert caption({"A": [far], "B": [far]}) == [f"{KEY}: ε = 2.5 at the worst node, median 1, for each case"]
+    beside = {"C": [{**PROVEN, "observer": "a server"}]}
+    assert caption({"A": [far], "B": [near], **beside})[0] == f"{KEY}: ε = 2.5 for A | B"
     assert caption({"A": [far], "B": [near]}) == [f"{KEY}: ε = 2.5 for each case"]
 
 

@@ -77,6 +77,9 @@ class Statement(NamedTuple):
     def __str__(self) -> str:
         return statement_text(self._asdict())
 
+    def __repr__(self) -> str:
+        return f"Statement({self}; {len(self.assumptions)} assumptions)"
+
 
 def statement(
     bound: str,

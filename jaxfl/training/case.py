@@ -14,6 +14,7 @@ from jaxfl.channel import Costs, Ledger
 from jaxfl.channel.ledger import COUNTED, check_counts
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task
 from jaxfl.core.check import at_least, one_of, open_unit, positive
+from jaxfl.core.reprs import short_repr
 from jaxfl.privacy.releases import releases_of
 from jaxfl.training.chunks import COSTS, default_chunk_rounds
 from jaxfl.training.run_directory import slug
@@ -29,6 +30,8 @@ class EvaluationSet(NamedTuple):
     inputs: Array  # (m, b, *sample)
     labels: Array  # (m, b, ...)
     counts: Array  # (m, b), bool, False for the copies
+
+    __repr__ = short_repr
 
 
 class Scores(NamedTuple):
@@ -53,6 +56,8 @@ class Measure(NamedTuple):
     compute: Callable[[PyTree, PyTree], Scores | Mapping[str, Array]]
     prepare: Callable[[Array, Any], PyTree]
     data: Callable[[int], PyTree] | None = None
+
+    __repr__ = short_repr
 
 
 def larger_is_worse(metric: str) -> bool:
@@ -132,6 +137,8 @@ class Case(NamedTuple):
     chunk_rounds: int | None = None
     placement: Placement | None = None
     class_names: tuple[str, ...] = ()
+
+    __repr__ = short_repr
 
     @property
     def last_round(self) -> int:

@@ -47,6 +47,7 @@ from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.clock import Clock, of_process
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import is_multiprocess
+from jaxfl.training.run_directory import RESUME
 from jaxfl.training.signals import TERMINATED, Stop
 
 
@@ -277,7 +278,7 @@ def _sentence(experiment: Experiment, error: ArgumentError, arguments: Sequence[
     name = error.argument.partition("[")[0] or error.argument
     name = experiment.aliases.get(name, name)
     is_option = name in options(type(experiment.base)) or name in _KINDS
-    found, remedy = error.found, error.remedy
+    found, remedy = error.found, error.remedy.replace(RESUME, "--resume")
     if name == "method" and name in options(type(experiment.base)):
         remedy = _elsewhere(experiment, found) + remedy
     if len(found) > _MOST_SHOWN:

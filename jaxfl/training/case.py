@@ -179,10 +179,17 @@ def check_cases(cases: Mapping[str, Case]) -> None:
     """Refuse cases that cannot label or steer a run.
 
     Raises:
-        ArgumentError: names that give the same directory, seeds or rounds out of range, numbers that are not finite.
+        ArgumentError: no mapping of names to cases, names that give the same directory, seeds or rounds out of range, numbers that are not finite.
     """
+    remedy = "Pass {name: Case(...)}."
+    if not isinstance(cases, Mapping):
+        raise ArgumentError("cases", "must map names to cases", f"got {type(cases).__name__}", remedy)
     if not cases:
-        raise ArgumentError("cases", "must hold at least one case", "got none", "Pass {name: Case(...)}.")
+        raise ArgumentError("cases", "must hold at least one case", "got none", remedy)
+    for name, case in cases.items():
+        if not isinstance(name, str) or not isinstance(case, Case):
+            found = f"got {type(case).__name__} as {name!r}"
+            raise ArgumentError("cases", "must map names to cases", found, remedy)
     slugs: dict[str, str] = {}
     for name, case in cases.items():
         if not slug(name) or slug(name) in slugs:

@@ -179,7 +179,8 @@ def check_cases(cases: Mapping[str, Case]) -> None:
     """Refuse cases that cannot label or steer a run.
 
     Raises:
-        ArgumentError: no mapping of names to cases, names that give the same directory, seeds or rounds out of range, numbers that are not finite.
+        ArgumentError: no mapping of names to cases, names that give the same directory, seeds or rounds out of range,
+            numbers that are not finite.
     """
     remedy = "Pass {name: Case(...)}."
     if not isinstance(cases, Mapping):

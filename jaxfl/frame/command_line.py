@@ -292,9 +292,15 @@ def _elsewhere(experiment: Experiment, found: str) -> str:
     words = re.findall(r"[^\s']+", found.removeprefix("got "))
     if ours is None or any(chosen(word, _methods(experiment)) for word in words):
         return ""
-    others = importlib.import_module(ours[0]).EXPERIMENTS.values()
-    commands = [one.command for one in others for word in words if chosen(word, _methods(one))]
+    commands = [command for command, _ in with_method(ours[0], words)]
     return f"{' and '.join(commands)} {'has' if len(commands) == 1 else 'have'} it. " if commands else ""
+
+
+def with_method(package: str, words: Sequence[str]) -> list[tuple[str, str]]:
+    """(Command, method) of the experiments of a package where a word names a method."""
+    experiments = importlib.import_module(package).EXPERIMENTS.values()
+    found = ((one.command, chosen(word, _methods(one))) for one in experiments for word in words)
+    return [(command, method) for command, method in found if method is not None]
 
 
 def _methods(experiment: Experiment) -> list[str]:

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import re
 import runpy
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Sequence
@@ -54,6 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if name not in known:
         near = importlib.import_module("jaxfl.core.vocabulary").hint(name, [*known, *_SWITCHES])
+        if not near:
+            found = importlib.import_module("jaxfl.frame.command_line").with_method(package.__name__, [name])
+            commands = ", ".join(f"{command} --method {shlex.quote(method)}" for command, method in found)
+            near = f"It is a method: {commands}. " if found else ""
         print(f"error: name: must be one of {', '.join(known)}; got {name!r}. {near}See jaxfl --help.", file=sys.stderr)
         return 2
     if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:

@@ -91,6 +91,9 @@ def test_the_command_in_a_checkout_takes_the_checkouts_experiments(tmp_path, cap
     assert main(["privsgp"]) == 2
     says = r"error: name: must be one of epsilon, .*; got 'privsgp'. Did you mean privsgp_vr\? See jaxfl --help.\n"
     assert re.fullmatch(says, capsys.readouterr().err)
+    assert main(["fedavg"]) == 2
+    assert "got 'fedavg'. It is a method: python -m experiments." in (said := capsys.readouterr().err)
+    assert "python -m experiments.methods --method FedAvg" in said
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"jaxfl {jaxfl.__version__}\n"
 

@@ -102,15 +102,13 @@ def _table(finished: Finished, rows: list[dict[str, Any]]) -> Table:
     (reached,) = [name for name in rows[0] if name.startswith(_TO)]
     seeds = len(finished.summary["seeds"])
     note = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
-    note += (
-        f"; equal bits: {millions(rows[0]['equal_bits'])} Mbit\nbits: all that nodes send, and what a server sends\n"
-    )
+    note += f"; equal bits: {millions(rows[0]['equal_bits'])} Mbit\nMbit, all: what nodes and a server send\n"
     note += "*: the first or the last step that was tried; a better one may lie beyond"
     table = Table(title="Best step of each method", caption=note, caption_justify="left")
     varied = _varied(finished)
     for name in ("method", *varied, "step"):
         table.add_column(name.replace("_", " "), overflow="fold")
-    for name in ("nodes (%)", "worst", "equal bits", "Mbit", f"to {100 * float(reached.removeprefix(_TO)):g} %"):
+    for name in ("nodes (%)", "worst", "equal bits", "Mbit, all", f"to {100 * float(reached.removeprefix(_TO)):g} %"):
         table.add_column(name, justify="right")
     for row in sorted(rows, key=lambda row: -row[metric]):
         case = finished.summary["cases"][row["case"]]

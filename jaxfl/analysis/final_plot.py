@@ -197,7 +197,7 @@ def _draw_final(run_dir: Path, lines: Lines, settings: Settings, axis: str) -> F
     notes = [
         *privacy_notes(run_dir, settings),
         *_omissions(num_diverged),
-        "mean over seeds; bar: smallest to largest seed",
+        _over(ends, "; bar: smallest to largest seed"),
     ]
     return draw_picture(Picture("final", run_title(run_dir / "config.json"), plots, notes, shares_y=False))
 
@@ -206,7 +206,7 @@ def _draw_heat_map(run_dir: Path, lines: Lines, settings: Settings, x: str, y: s
     """One cell, the mean over seeds, for each pair of values; a row of loss and accuracy for each series."""
     groups = series(settings, x, y)
     ends, num_diverged = _ends(run_dir, lines)
-    foot = [*wrapped_notes(privacy_notes(run_dir, settings), 11.0), *_omissions(num_diverged), "mean over seeds"]
+    foot = [*wrapped_notes(privacy_notes(run_dir, settings), 11.0), *_omissions(num_diverged), _over(ends)]
     figure = new_figure(11.0, 4.0 * len(groups) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     columns, rows = (
         sorted({row[name] for row in settings.values()}, key=lambda value: (not _is_number(value), value))
@@ -243,7 +243,7 @@ def _draw_scatter(run_dir: Path, lines: Lines, settings: Settings, names: Sequen
     left = [f"{len(rows) - len(drawn)} more pairs of numbers are not drawn"] if len(rows) > len(drawn) else []
     means = {panel: _means(ends, settings, panel) for panel in _PANELS}
     panels = [panel for panel in _PANELS if not np.isnan([*means[panel].values()]).all()]
-    text = "mean over seeds; ring: best case; cross: diverged, or without this metric"
+    text = f"{_over(ends)}; ring: best case; cross: diverged, or without this metric"
     foot = [*wrapped_notes(privacy_notes(run_dir, settings), 11.0), *_omissions(num_diverged), *left, text]
     figure = new_figure(11.0, 3.6 * len(drawn) + 0.17 * len(foot), run_title(run_dir / "config.json"))
     all_axes = figure.subplots(len(drawn), max(1, len(panels)), squeeze=False)
@@ -305,7 +305,7 @@ def _draw_speedup(run_dir: Path, lines: Lines, settings: Settings) -> Figure:
         ]
         label = panel.label.removesuffix(" at the end")
         plots.append(Plot(label, "iterations times nodes", marks, panel.is_accuracy))
-    notes = [*privacy_notes(run_dir, settings), "mean over seeds; band: smallest to largest seed"]
+    notes = [*privacy_notes(run_dir, settings), _over(_ends(run_dir, lines)[0], "; band: smallest to largest seed")]
     return draw_picture(Picture("speedup", run_title(run_dir / "config.json"), plots, notes, shares_y=False))
 
 
@@ -314,6 +314,11 @@ def _axis_label(run_dir: Path, name: str, settings: Settings) -> str:
     if name == "target_epsilon":
         return epsilon_label(statements_of(run_dir, settings).values())
     return _X.get(name, name.replace("_", " "))
+
+
+def _over(ends: Iterable[tuple[str, int]], spread: str = "") -> str:
+    """What a point is of the seeds, and how far they spread where there are several."""
+    return f"mean over seeds{spread}" if len({seed for _, seed in ends}) > 1 else "one seed"
 
 
 def _omissions(num_diverged: int) -> list[str]:

@@ -219,7 +219,7 @@ def legend_below(
     The legend has as many columns, up to `num_columns`, as fit side by side. The figure grows by the legend's height.
     """
     style |= {"loc": "outside lower center", "title": "\n".join(notes), "title_fontsize": 8, "frameon": False}
-    style["handlelength"] = 3  # so that dashes are told apart
+    style.setdefault("handlelength", 4.0)  # in which every dash of `line_styles` is seen
     columns = max(1, min(num_columns, len(handles)))
     legend = figure.legend(handles.values(), handles.keys(), ncols=columns, **style)
     while columns > 1 and legend.get_window_extent().width > figure.bbox.width:

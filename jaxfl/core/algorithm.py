@@ -33,7 +33,6 @@ from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import on_any_mesh
 from jaxfl.core.info import Info
 from jaxfl.core.keys import Key
-from jaxfl.core.reprs import short_repr
 from jaxfl.core.tree import number_type, with_own_buffers
 from jaxfl.core.types import Array, FederatedData, PyTree
 
@@ -82,6 +81,7 @@ class Algorithm(NamedTuple):
             compiled program: inside of a round the host would wait to know whether it is due.
         releases: samples of each node (n,) -> what each node releases (`jaxfl.privacy.releases.Releases`), for
             `jaxfl.privacy.statements(learner, ...)`; None where the algorithm does not say it.
+        name: of the constructor, for people.
 
     Guarantees (tests/test_contract.py runs them for every row of tests/registry.py, the last
     tests/algorithms/test_float64.py):
@@ -99,8 +99,12 @@ class Algorithm(NamedTuple):
     node_params: Callable[[State], PyTree]
     upkeep: Callable[[State, FederatedData, Array], State] | None = None
     releases: Callable[[Sequence[int]], Any] | None = None
+    name: str = ""
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        name = self.name or getattr(self.update, "__qualname__", "").partition(".")[0]
+        released = getattr(self.releases, "__qualname__", "not stated").partition(".")[0]
+        return f"Algorithm({name}, releases={released})"
 
 
 def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -131,7 +135,8 @@ def constructor(build: Callable[_P, _T]) -> Callable[_P, _T]:
                 shown = repr(given[name]).partition("\n")[0][:40]
                 shown = "a function" if inspect.isfunction(given[name]) else f"{shown}, of type {found}"
                 raise ArgumentError(name, f"must be of type {wanted}", f"got {shown}", _REMEDIES[wanted])
-        return build(*args, **kwargs)
+        built = build(*args, **kwargs)
+        return built._replace(name=build.__name__) if isinstance(built, Algorithm) else built
 
     return checked
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxfl.core.check import ArgumentError
+from jaxfl.core.reprs import short
 from jaxfl.core.types import Array
 
 
@@ -82,6 +83,18 @@ class Info(NamedTuple):
     def fatal(self) -> tuple[str, ...]:
         """Names of the counts at which training stops where they are above 0."""
         return tuple(name for name, count in self.counts.items() if isinstance(count, Fatal))
+
+    def __repr__(self) -> str:
+        """Means and sums, as training writes them; counts that must be 0 only where they are not."""
+        try:
+            means = {name: f"{np.mean(each):.5g}" for name, each in {"loss": self.loss, **self.measurements}.items()}
+            sums = {name: np.sum(plain(each)) for name, each in self.counts.items()}
+        except (TypeError, RuntimeError):  # traced, on other processes' devices, or donated
+            return f"Info({', '.join(f'{name}={short(each)}' for name, each in self.named().items())})"
+        marked = {name for name, each in self.counts.items() if isinstance(each, Fatal | Discarded)}
+        sums = {name: total for name, total in sums.items() if total or name not in marked}
+        texts = [", ".join(f"{name}={value}" for name, value in each.items()) for each in (means, sums)]
+        return f"Info(means of {np.shape(self.loss)}: {texts[0]}{'; sums: ' * bool(sums)}{texts[1]})"
 
     def __getattr__(self, name: str) -> Array:
         for numbers in (self.measurements, self.counts):

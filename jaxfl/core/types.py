@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxfl.core.reprs import short_repr
+from jaxfl.core.reprs import of_params, short, short_repr, some
 
 Array = jax.Array
 PyTree = Any
@@ -138,7 +138,9 @@ class Task(NamedTuple):
     modes: tuple[str, ...] = ()
     is_by_sample: bool = False
 
-    __repr__ = short_repr
+    def __repr__(self) -> str:
+        blocks = f" in {some(self.blocks)}" if self.blocks else ""
+        return f"Task({of_params(self.init)}{blocks}, loss={short(self.loss)}, node_loop={self.node_loop!r})"
 
 
 @jax.tree_util.register_static

@@ -46,6 +46,7 @@ _POINTERS = {  # a word that is not taken -> options that it may stand for; the 
     "tensorboard": ("track",),
     "logger": ("track",),
     "topology": ("graph",),
+    **dict.fromkeys(("algorithm", "strategy"), ("method",)),
 }
 _CLOSE = 0.8  # share of common letters, above which one word is another one misspelt
 

@@ -47,6 +47,7 @@ from jaxfl.training import Diverged, FatalCount, Stopped, stop_at_sigterm
 from jaxfl.training.clock import Clock, of_process
 from jaxfl.training.compilation_cache import compilation_cache
 from jaxfl.training.processes import is_multiprocess
+from jaxfl.training.run_directory import RESUME
 from jaxfl.training.signals import TERMINATED, Stop
 
 
@@ -280,7 +281,7 @@ def _sentence(experiment: Experiment, error: ArgumentError, arguments: Sequence[
     name = error.argument.partition("[")[0] or error.argument
     name = experiment.aliases.get(name, name)
     is_option = name in options(type(experiment.base)) or name in _KINDS
-    found, remedy = error.found, error.remedy
+    found, remedy = error.found, error.remedy.replace(RESUME, "--resume")
     if name == "method" and name in options(type(experiment.base)):
         remedy = _elsewhere(experiment, found) + remedy
     labels = [label for label in _methods(experiment) if name == "baselines" and f"got {label}," in found]
@@ -298,9 +299,15 @@ def _elsewhere(experiment: Experiment, found: str) -> str:
     words = re.findall(r"[^\s']+", found.removeprefix("got "))
     if ours is None or any(chosen(word, _methods(experiment)) for word in words):
         return ""
-    others = importlib.import_module(ours[0]).EXPERIMENTS.values()
-    commands = [one.command for one in others for word in words if chosen(word, _methods(one))]
+    commands = [command for command, _ in with_method(ours[0], words)]
     return f"{' and '.join(commands)} {'has' if len(commands) == 1 else 'have'} it. " if commands else ""
+
+
+def with_method(package: str, words: Sequence[str]) -> list[tuple[str, str]]:
+    """(Command, method) of the experiments of a package where a word names a method."""
+    experiments = importlib.import_module(package).EXPERIMENTS.values()
+    found = ((one.command, chosen(word, _methods(one))) for one in experiments for word in words)
+    return [(command, method) for command, method in found if method is not None]
 
 
 def _methods(experiment: Experiment) -> list[str]:

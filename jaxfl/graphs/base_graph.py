@@ -28,11 +28,13 @@ import numpy as np
 import scipy
 
 from jaxfl.core import check
+from jaxfl.core.calls import by_name
 from jaxfl.graphs.graph import Graph
 
 _Edges = list[tuple[int, int, float]]  # (node, node, weight both ways) of one round
 
 
+@by_name
 def base(num_nodes: int, num_neighbors: int) -> Graph:
     """The base-(k+1) graph: undirected, doubly stochastic, and a period is the exact mean.
 

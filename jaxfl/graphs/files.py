@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxfl.core import ArgumentError, tables
+from jaxfl.core.calls import by_name
 from jaxfl.graphs import topologies
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.topologies import TrackingPair, from_matrix, from_networkx
@@ -69,6 +70,7 @@ def is_graph_file(graph: str) -> bool:
     return graph.endswith(".npy") or is_edges(graph)
 
 
+@by_name
 def read_graph(path: str, num_nodes: int) -> Graph:
     """Read a graph from a file.
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from jaxfl.core import check
+from jaxfl.core.calls import by_name
 from jaxfl.graphs.graph import Graph
 from jaxfl.graphs.weights import circulant
 
 
+@by_name
 def isolated(num_nodes: int) -> Graph:
     """Every node keeps its own value and hears nobody: with it, every algorithm on a graph trains each node by itself.
 

@@ -12,6 +12,7 @@ import numpy as np
 import scipy
 
 from jaxfl.core import check
+from jaxfl.core.calls import by_name
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.keys import Purpose, purpose_key
 from jaxfl.core.threefry import one_kernel
@@ -24,6 +25,7 @@ _MOST_COINS_NODES = 16_384
 MAX_TRIES = 100
 
 
+@by_name
 def random_digraph(num_nodes: int, edge_probability: float, key: Array | int) -> Graph:
     """A strongly connected random directed graph with uniform weights (column stochastic; push-sum weights move).
 

@@ -21,6 +21,7 @@ import numpy as np
 import scipy
 
 from jaxfl.core import check
+from jaxfl.core.calls import by_name
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.tables import as_name
 from jaxfl.graphs.graph import Graph
@@ -43,6 +44,7 @@ class TrackingPair(NamedTuple):
     tracker_weights: np.ndarray
 
 
+@by_name
 def exponential(num_nodes: int) -> Graph:
     """The time-varying directed exponential graph of PrivSGP-VR (appendix D) and SGP.
 
@@ -69,6 +71,7 @@ def exponential(num_nodes: int) -> Graph:
     return Graph(f"exponential({num_nodes})", num_nodes, tuple(circulant(num_nodes, {0, o}) for o in offsets))
 
 
+@by_name
 def static_exponential(num_nodes: int) -> Graph:
     """Every hop of the exponential graph in every round: node i sends to (i + 2^l) mod n for all l < m.
 
@@ -81,6 +84,7 @@ def static_exponential(num_nodes: int) -> Graph:
     return Graph(f"static_exponential({num_nodes})", num_nodes, (circulant(num_nodes, offsets),))
 
 
+@by_name
 def ring(num_nodes: int) -> Graph:
     """The undirected ring: node i exchanges with i - 1 and i + 1 (mod n); 1/3 each, doubly stochastic.
 
@@ -94,6 +98,7 @@ def ring(num_nodes: int) -> Graph:
     return Graph(f"ring({num_nodes})", num_nodes, (circulant(num_nodes, {0, 1, -1}),))
 
 
+@by_name
 def directed_ring(num_nodes: int) -> Graph:
     """The directed ring: node i keeps one half and sends one half to i + 1 (mod n); doubly stochastic.
 
@@ -105,6 +110,7 @@ def directed_ring(num_nodes: int) -> Graph:
     return Graph(f"directed_ring({num_nodes})", num_nodes, (circulant(num_nodes, {0, 1}),))
 
 
+@by_name
 def complete(num_nodes: int) -> Graph:
     """Every node sends to every other, weight 1/n: one mixing step is the exact mean.
 
@@ -116,6 +122,7 @@ def complete(num_nodes: int) -> Graph:
     return Graph(f"complete({num_nodes})", num_nodes, (circulant(num_nodes, set(range(num_nodes))),))
 
 
+@by_name
 def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
     """Node 0 exchanges with every other node; the others with node 0 only.
 
@@ -135,6 +142,7 @@ def star(num_nodes: int, *, weights: str = "uniform") -> Graph:
     return Graph(f"star({num_nodes})", num_nodes, (mixing_matrix(received, weights),))
 
 
+@by_name
 def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[str] | None = None) -> Graph:
     """A graph from networkx, directed or not; an edge (u, v) means that u sends to v, and v to u when undirected.
 
@@ -184,6 +192,7 @@ def from_networkx(graph: nx.Graph, *, weights: str = "uniform", names: Sequence[
     return Graph(name, num_nodes, (mixing_matrix(adjacency, weights),), node_names)
 
 
+@by_name
 def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
     """A graph from its mixing matrices, used exactly as given: nothing is normalized.
 
@@ -209,6 +218,7 @@ def from_matrix(mixing_matrices: Any, *, name: str | None = None) -> Graph:
     )
 
 
+@by_name
 def sequence(graphs: Sequence[Graph]) -> Graph:
     """A time-varying graph: all rounds of the first graph, then all of the second, and so on, then from the start.
 
@@ -235,6 +245,7 @@ def sequence(graphs: Sequence[Graph]) -> Graph:
     )
 
 
+@by_name
 def permute(graph: Graph, permutation: Sequence[int] | np.ndarray) -> Graph:
     """The same graph with its nodes relabeled: new node i is old node permutation[i].
 
@@ -254,6 +265,7 @@ def permute(graph: Graph, permutation: Sequence[int] | np.ndarray) -> Graph:
     return Graph(f"permuted {graph.name}", graph.num_nodes, rounds, names)
 
 
+@by_name
 def five_agents() -> TrackingPair:
     """Five agents for gradient tracking, without self-loops: states spread from agents 0, 1, trackers gather at 0, 4.
 
@@ -278,6 +290,7 @@ def five_agents() -> TrackingPair:
     return TrackingPair(state_weights=state_weights, tracker_weights=tracker_weights)
 
 
+@by_name
 def five_agents_self_loops() -> TrackingPair:
     """`five_agents` with a self-loop of weight 1 at every agent, in both graphs: rows of R and columns of C sum to 2.
 

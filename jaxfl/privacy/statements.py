@@ -53,7 +53,7 @@ REMARKS = {
     _NO_BOUND: _NO_BOUND,
 }
 _PUBLISHES_ONE = "a mechanism that publishes one of them at random satisfies this"
-_ASKED = "asked for: "
+_ASKED = "target: "
 _FAR_BELOW = 0.9  # share of the worst node's epsilon; a median below it is printed, too
 _MOST_PROTECTING = 100.0  # an epsilon above it lets an observer be sure: exp(100) is 3e43
 _NO_PROTECTION = "so large that it protects nothing"
@@ -76,6 +76,9 @@ class Statement(NamedTuple):
 
     def __str__(self) -> str:
         return statement_text(self._asdict())
+
+    def __repr__(self) -> str:
+        return f"Statement({self}; {len(self.assumptions)} assumptions)"
 
 
 def statement(

@@ -14,6 +14,7 @@ from jaxfl.channel import Costs, Ledger
 from jaxfl.channel.ledger import COUNTED, check_counts
 from jaxfl.core import Algorithm, ArgumentError, Array, FederatedData, PyTree, Task
 from jaxfl.core.check import at_least, one_of, open_unit, positive
+from jaxfl.core.reprs import short_repr
 from jaxfl.privacy.releases import releases_of
 from jaxfl.training.chunks import COSTS, default_chunk_rounds
 from jaxfl.training.run_directory import slug
@@ -29,6 +30,8 @@ class EvaluationSet(NamedTuple):
     inputs: Array  # (m, b, *sample)
     labels: Array  # (m, b, ...)
     counts: Array  # (m, b), bool, False for the copies
+
+    __repr__ = short_repr
 
 
 class Scores(NamedTuple):
@@ -53,6 +56,8 @@ class Measure(NamedTuple):
     compute: Callable[[PyTree, PyTree], Scores | Mapping[str, Array]]
     prepare: Callable[[Array, Any], PyTree]
     data: Callable[[int], PyTree] | None = None
+
+    __repr__ = short_repr
 
 
 def larger_is_worse(metric: str) -> bool:
@@ -133,6 +138,8 @@ class Case(NamedTuple):
     placement: Placement | None = None
     class_names: tuple[str, ...] = ()
 
+    __repr__ = short_repr
+
     @property
     def last_round(self) -> int:
         """Last round of a seed, unless something ends it earlier."""
@@ -172,10 +179,18 @@ def check_cases(cases: Mapping[str, Case]) -> None:
     """Refuse cases that cannot label or steer a run.
 
     Raises:
-        ArgumentError: names that give the same directory, seeds or rounds out of range, numbers that are not finite.
+        ArgumentError: no mapping of names to cases, names that give the same directory, seeds or rounds out of range,
+            numbers that are not finite.
     """
+    remedy = "Pass {name: Case(...)}."
+    if not isinstance(cases, Mapping):
+        raise ArgumentError("cases", "must map names to cases", f"got {type(cases).__name__}", remedy)
     if not cases:
-        raise ArgumentError("cases", "must hold at least one case", "got none", "Pass {name: Case(...)}.")
+        raise ArgumentError("cases", "must hold at least one case", "got none", remedy)
+    for name, case in cases.items():
+        if not isinstance(name, str) or not isinstance(case, Case):
+            found = f"got {type(case).__name__} as {name!r}"
+            raise ArgumentError("cases", "must map names to cases", found, remedy)
     slugs: dict[str, str] = {}
     for name, case in cases.items():
         if not slug(name) or slug(name) in slugs:

@@ -354,7 +354,9 @@ class Lockstep:
         lines = self._lines(written, measured, round_index)
         self._directory.append(lines)
         shown = [name for name in ("test_accuracy", "test_loss") if lines and name in lines[-1]]
-        self._progress.note(", ".join(f"{name.replace('_', ' ')} {lines[-1][name]:.4g}" for name in shown))
+        means = {name: np.mean([line[name] for line in lines]) for name in shown}
+        note = ", ".join(f"{name.replace('_', ' ')} {mean:.4g}" for name, mean in means.items())
+        self._progress.note("mean " * (len(lines) > 1 and bool(note)) + note)
         if self._hook is None:
             return
         ends = on_first(lambda hook: [bool(hook(evaluation_of(line))) for line in lines])(self._hook)

@@ -42,7 +42,7 @@ from jaxfl.training.processes import is_first, on_all, on_first
 
 CONFIG, SUMMARY, PRIVACY, PASSES, PRIVATE = "config.json", "summary.json", "privacy.json", "passes", "private"
 _CONFIG_FORM = {"experiment": str, "preset": (str, type(None)), "config": dict, "environment": dict}
-LOCK = "lock"
+LOCK, RESUME = "lock", "open_run(..., resume=True)"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)  # answers of file systems without locks
 
 
@@ -168,7 +168,7 @@ def open_run(
         experiment: its name, for the summary.
         preset: its name, for the summary.
         resume: continue the run in this directory; where there is none, begin one.
-        can_resume: whether the experiment has --resume, so that errors may advise it.
+        can_resume: whether errors may advise it.
 
     Returns:
         The directory, its config.json written.
@@ -346,5 +346,5 @@ def _holds_run(path: Path) -> bool:
 def _refuse_run(path: Path, can_resume: bool) -> None:
     """ArgumentError where a directory holds a run."""
     if _holds_run(path):
-        remedy = "Resume it (--resume), or name another directory." if can_resume else "Name another directory."
+        remedy = f"Resume it ({RESUME}), or name another directory." if can_resume else "Name another directory."
         raise ArgumentError("out", "must not hold a run yet", f"{path} holds one", remedy)

@@ -267,7 +267,7 @@ def summary_table(
     for name in shown:
         table.add_numbers(name.replace("_", " ") + (" (%)" if in_percent(name) else ""))
     if any(costs.values()):
-        table.add_column("sent, time, energy", justify="right")
+        table.add_column("nodes sent, time, energy", justify="right")
     if troubled:
         table.add_column("status", overflow="fold")
     for case, row in cases.items():

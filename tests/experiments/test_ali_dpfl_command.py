@@ -283,9 +283,9 @@ class TestStatements:
     def test_a_run_with_estimates_without_noise_has_no_epsilon(self, finished):
         """Neither in table and summary nor in pictures' captions."""
         table = " ".join(finished.printed.split()).split("budget was spent")[0]
-        assert len(re.findall(rf"{ALI}: (?:asked for: )?no (?:published|proven) ε", table)) == 3
-        assert len(re.findall(rf"{PRIVATE}: (?:asked for: )?ε = ", table)) == 3
-        assert table.count("asked for: ") == 3  # the budget's bound, of all methods but FedAvg
+        assert len(re.findall(rf"{ALI}: (?:target: )?no (?:published|proven) ε", table)) == 3
+        assert len(re.findall(rf"{PRIVATE}: (?:target: )?ε = ", table)) == 3
+        assert table.count("target: ") == 3  # the budget's bound, of all methods but FedAvg
         for name, row in finished.summary()["cases"].items():
             stated = [(one["dp_epsilon"] is None, one["reason"] == WITHOUT_NOISE) for one in row["privacy"]]
             assert stated == [(name == ALI, name == ALI)] * 3

@@ -283,6 +283,7 @@ class TestListing:
         ("privsgp_vr", "--lr", "--step-size"),
         ("privsgp_vr", "--epochs", "--iterations"),
         ("dzofl", "--wandb", "--track"),
+        ("methods", "--algorithm", "--method"),
         ("ali_dpfl", "--workers", "--nodes"),
         ("ali_dpfl", "--epochs", "--local-steps"),
         ("embracing_fl", "--local-epochs", "--local-steps"),

@@ -81,7 +81,7 @@ def test_a_run_on_sites_and_their_edges(table, tmp_path, capsys):
         assert re.search(rf"│ {row['site']} +│ +32 │ +[\d.]+ │ +{row['noise_std']:.4g} │", printed)
     assert [row["noise_std"] for row in rows] == sorted(row["noise_std"] for row in rows)
     assert (
-        "PrivSGP: asked for: ε = 16 at the worst node, median 4, proven against all other nodes (zero out one sample"
+        "PrivSGP: target: ε = 16 at the worst node, median 4, proven against all other nodes (zero out one sample"
         in " ".join(printed.split())
     )
     budgets.write_text(budgets.read_text().replace("1\n", "3\n"))

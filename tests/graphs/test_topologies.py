@@ -1,3 +1,5 @@
+import inspect
+
 import jax
 import networkx as nx
 import numpy as np
@@ -6,7 +8,7 @@ from helpers import refusals
 from hypothesis import given, settings
 from strategies import column_stochastic
 
-from jaxfl import graphs
+from jaxfl import ArgumentError, graphs
 from jaxfl.graphs import random_graphs
 
 CHECKED = settings(max_examples=25, deadline=None, derandomize=True)
@@ -65,6 +67,15 @@ def test_degrees_and_adjacency_count_each_direction():
     np.testing.assert_allclose(
         graph.mixing_matrix(0), [[1 / 3, 1 / 2, 1 / 3], [1 / 3, 1 / 2, 1 / 3], [1 / 3, 0, 1 / 3]]
     )
+
+
+def test_wrong_arguments_are_refused_in_one_sentence():
+    makers = [value for name in graphs.__all__ if inspect.isfunction(value := getattr(graphs, name))]
+    makers = [one for one in makers if inspect.signature(one).return_annotation in ("Graph", "TrackingPair")]
+    assert len(makers) >= 12
+    for make in makers:
+        with pytest.raises(ArgumentError, match=f"^wights: must be an argument of {make.__name__}; it takes "):
+            make(wights="metropolis")
 
 
 def test_a_graph_equals_only_itself():

@@ -139,11 +139,11 @@ def test_the_statement_that_was_asked_for_is_first_and_marked():
         first, *others = asked_first([published, PROVEN, replaced], "proven", relation)
         assert first == {**expected, "asked": True}
         assert others == [one for one in (published, PROVEN, replaced) if one != expected]
-        assert statement_text(first).startswith("asked for: ε = 2.5 proven (")
+        assert statement_text(first).startswith("target: ε = 2.5 proven (")
     assert asked_first([published, PROVEN], "reconstructed") == [published, PROVEN]
     of_run = {"A": [published, PROVEN], "B": asked_first([published, PROVEN], "proven")}
     assert caption(of_run) == [
-        f"asked for: {KEY}: B: ε = 2.5",
+        f"target: {KEY}: B: ε = 2.5",
         "published (zero out one sample, δ = 1e-05): no ε",
         f"{KEY}: A: ε = 2.5",
     ]

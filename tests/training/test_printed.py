@@ -213,7 +213,7 @@ def test_both_tables_of_cases(ran):
                     says(cell, percent(METRICS[title], over_seeds(ends(ran, name, METRICS[title]))))
                 elif title in costs:
                     says(cell, costs[title])
-                elif title == "sent, time, energy":
+                elif title == "nodes sent, time, energy":
                     says(cell, [*itertools.chain(*costs.values())])
                 elif title == "rounds":
                     says(cell, [max(ran.last[name, seed]["round"] for seed in ran.cases[name]["seeds"])])

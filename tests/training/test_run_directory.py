@@ -31,7 +31,7 @@ def test_config_holds_everything_resolved(tmp_path):
 def test_a_directory_that_holds_a_run_is_never_written_to_without_resume(tmp_path):
     open_run(tmp_path, CONFIG)
     before = (tmp_path / "config.json").read_bytes()
-    with pytest.raises(ArgumentError, match=r"^out: must not hold a run yet; .* holds one\. Resume it"):
+    with pytest.raises(ArgumentError, match=r"^out: must not hold a run yet; .* holds one\. Resume it \(open_run\("):
         open_run(tmp_path, {"step_size": 3})
     assert (tmp_path / "config.json").read_bytes() == before
     (tmp_path / "config.json").unlink()

@@ -286,6 +286,12 @@ def test_unusable_cases_are_named(tmp_path, change, message):
     assert not (tmp_path / "passes").exists()
 
 
+@pytest.mark.parametrize("cases", [{"A": 3}, {3: toy_case()}, [toy_case()], toy_case()])
+def test_what_does_not_map_names_to_cases_is_refused(tmp_path, cases):
+    with pytest.raises(ArgumentError, match=r"^cases: must map names to cases; got "):
+        train_toy(tmp_path, cases)
+
+
 @pytest.mark.parametrize(
     ("names", "settings", "message"),
     [

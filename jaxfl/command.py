@@ -98,8 +98,8 @@ def _epsilon_parser() -> Parser:
     target = "epsilon for which to find the least noise"
     noise.add_argument(*names("--epsilon"), type=float, metavar="EPSILON", help=target)
     add("--delta", type=float, default=1e-5, help="delta of every epsilon (default 1e-5)")
-    norm = "L2 clip norm (default 1); with --noise-multiplier epsilon does not depend on it"
-    add("--clip-norm", type=float, default=1.0, metavar="C", help=norm)
+    norm = "clip norm; --noise-std and --noise-gain need it (default 1: with a multiplier it does not change epsilon)"
+    add("--clip-norm", type=float, metavar="C", help=norm)
     choice("--relation", [*RELATIONS], "neighboring relation (default all; the first of them meets --epsilon)")
     bound = "bound that meets --epsilon: proven (default) or published"
     add("--bound", type=OneOf(("proven", "published")), default="proven", help=bound)
@@ -134,7 +134,7 @@ def text(found: dict[str, Any]) -> str:
     name = METHODS[found["method"]].noise
     size, multiplier = rounded_up(found[name], 4), rounded_up(found["noise_multiplier"], 4)
     what = "standard deviation" if name == "noise_std" else "factor"
-    noise = f"noise of {multiplier} times the clip norm: {what} {size} on {found['noise_on']}"
+    noise = f"noise multiplier {multiplier} at clip norm {found['clip_norm']:g}: {what} {size} on {found['noise_on']}"
     if "own_noise_std" in found:
         own, both = (rounded_up(found[f"{part}_noise_std"], 4) for part in ("own", "shared"))
         noise += f", which is effective: {own} of a site's own and {both} with each site that it shares noise with"

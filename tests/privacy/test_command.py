@@ -127,7 +127,7 @@ def test_samples_of_each_site_are_counted_by_themselves(capsys):
 def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
     assert command.main(words("DP-FedAvg", noise_multiplier=2, clip_norm=0.5)) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "noise of 2 times the clip norm: standard deviation 1 on the server's sum of updates" in text
+    assert "noise multiplier 2 at clip norm 0.5: standard deviation 1 on the server's sum of updates" in text
     assert "proven against all other clients, but not the server (zero out one client, δ = 1e-05; " in text
     assert "every client's whole update is clipped to the L2 norm 0.5" in text
 
@@ -155,7 +155,9 @@ def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
         ("DPFL", {"target": 1, "delta": 1}, "--delta: must lie strictly between 0 and 1"),
         ("DPFL", {}, "--noise-multiplier: or --epsilon must be given"),
         ("DPFL", {"noise_gain": 1}, "--noise-gain: must be the noise that DPFL has"),
-        ("PrivSGP", {"noise_std": -1}, "--noise-std: must be non-negative"),
+        ("PrivSGP", {"noise_std": -1, "clip_norm": 2}, "--noise-std: must be non-negative"),
+        ("PrivSGP", {"noise_std": 0.1}, "--clip-norm: must be given with --noise-std; got none"),
+        (TRACKING, {"noise_gain": 1}, "--clip-norm: must be given with --noise-gain; got none"),
         ("DPFL", {"target": 1, "sites": 0}, "--sites: must be an integer of at least 1"),
         ("DPFL", {"target": 1, "sampler": "fixed"}, "--sampler: must be 'poisson'"),
         ("PrivSGP", {"target": 1, "bound": "published"}, "--bound: must exist"),

@@ -42,6 +42,7 @@ from jaxfl.privacy.statements import (
     UNPAID_CHOICE,
     leaves_out,
     neighbors,
+    noise_text,
     rounded_up,
     simulation,
     statement_text,
@@ -251,6 +252,8 @@ def _number(name: str, value: float) -> str:
     """One cell; accuracies in per cent."""
     if math.isnan(value):
         return "–"
+    if name == "noise_std":
+        return noise_text(value)
     return f"{100 * value:.1f} %" if in_percent(name) else f"{value:.4g}"
 
 

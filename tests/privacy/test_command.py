@@ -1,6 +1,7 @@
 """`jaxfl epsilon` says what runs state, meets its targets, and does without JAX."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -78,6 +79,14 @@ def test_the_least_noise_meets_the_target_and_less_does_not(capsys, method):
     assert 2.49 < proven(actual) <= 2.5
     less = answered(capsys, method, noise_multiplier=0.997 * actual["noise_multiplier"])
     assert proven(less) > 2.5
+
+
+@pytest.mark.parametrize("method", ["DPFL", "DP-FedAvg", "PrivSGP"])
+def test_a_printed_multiplier_given_back_keeps_the_epsilon(capsys, method):
+    assert command.main(words(method, target=2.5)) == 0
+    (multiplier,) = {*re.findall(r"noise multiplier (\S+?),? ", capsys.readouterr().out)}
+    again = answered(capsys, method, noise_multiplier=multiplier)["statements"]
+    assert 2.49 < next(one["dp_epsilon"] for one in again if one["bound"] == "proven") <= 2.5
 
 
 @pytest.mark.parametrize("method", command.METHODS)

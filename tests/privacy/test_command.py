@@ -236,3 +236,9 @@ def test_neither_jax_nor_anything_slow_is_imported(method):
     code += " slow = {'jax', 'scipy.stats', 'scipy.signal', 'dp_accounting', 'tyro', 'rich'} & set(sys.modules);"
     code += " assert not slow, slow"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
+
+
+def test_several_values_of_one_option_are_named_with_it(capsys):
+    with pytest.raises(SystemExit):
+        command.main([*words("PrivSGP"), "--epsilon", "1", "3"])
+    assert capsys.readouterr().err.startswith("error: --epsilon: must have one value; got 1 3. Pass one")

@@ -271,11 +271,13 @@ def _differences(shown: Sequence[Shown]) -> str:
 
 def _again(shown: Sequence[Shown], folders: Sequence[Path]) -> str:
     """Commands, what comes out equal, and versions and machine, with a column for each run."""
-    commands = [read_json(folder / "summary.json").get("command_line") for folder in folders]
+    summaries = [read_json(folder / "summary.json") for folder in folders]
+    commands = [summary.get("command_line") for summary in summaries]
     texts = [
         f"{folder.name}: {text or 'a call of jaxfl.training.train'}"
         for folder, text in zip(folders, commands, strict=True)
     ]
+    texts += [f"a row of its first table: {text}" for summary in summaries for text in summary.get("row_commands", [])]
     if any(SECRET in text for stated in all_statements(shown) for text in stated.get("assumptions", [])):
         equal = "The key is secret: a second run has batches and noise of its own, and its epsilon adds to this one."
     else:

@@ -48,16 +48,24 @@ def reading_lines(dataset: Dataset) -> list[str]:
     ]
 
 
+def scale_warnings(dataset: Dataset) -> list[str]:
+    """Say which input of a file of one's own is large: a sentence that looks at private rows, and says so."""
+    reading, inputs = dataset.reading, dataset.train_inputs
+    if reading is None or inputs.dtype != np.float32:
+        return []
+    largest = np.abs(inputs).reshape(len(inputs), -1).max(axis=0)
+    if largest.max() <= _LARGE:
+        return []
+    which = reading.inputs[int(largest.argmax())] if len(reading.inputs) == len(largest) else "an input"
+    reaches = f"{which} reaches {largest.max():.4g} (seen in private rows; no ε covers this line)"
+    return [f"{reaches}. Bring inputs to about [-1, 1] by public constants."]
+
+
 def warnings_of(dataset: Dataset, *, given_classes: bool) -> list[str]:
     """Sentences about what may mislead or harm, though it can be read."""
     reading = dataset.reading
     assert reading is not None
-    lines = []
-    if dataset.train_inputs.dtype == np.float32:
-        largest = np.abs(dataset.train_inputs).reshape(len(dataset.train_inputs), -1).max(axis=0)
-        if largest.max() > _LARGE:
-            which = reading.inputs[int(largest.argmax())] if len(reading.inputs) == len(largest) else "an input"
-            lines.append(f"{which} reaches {largest.max():.4g}. Bring inputs to about [-1, 1] by public constants.")
+    lines = scale_warnings(dataset)
     if not given_classes:
         lines.append("The classes are taken from the labels. --classes names them, so that no label adds one.")
     if "id" not in reading.roles and "place" in reading.tests:

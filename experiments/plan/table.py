@@ -140,7 +140,7 @@ def closing(finished: Finished, rows: Sequence[Best], of_sites: Sequence[Mapping
             worst.setdefault(site, []).append(f"{_HOW[row.baseline]}{at}")
     if worst:
         named = (f"{site} ({', '.join(places)})" for site, places in worst.items())
-        notes.append(f"worst site on average: {', '.join(named)}")
+        notes.append(f"worst site on average: {'; '.join(named)}")
     if any(row.at_an_end for row in rows):
         notes.append("*: the first or the last step that was tried; a better one may lie beyond")
     grounds = dict[str, dict[str, None]]()  # of an epsilon -> the rows that it is of

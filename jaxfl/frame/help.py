@@ -15,7 +15,7 @@ import tyro
 
 from jaxfl.core.vocabulary import flag, names
 from jaxfl.frame.experiment import Request
-from jaxfl.frame.options import text_of
+from jaxfl.frame.options import text_of, varies_by_words
 
 # Options that --help shows, beside all options of a user's own records; --help-all shows the others, too.
 _USUAL = frozenset(
@@ -49,7 +49,7 @@ def print_help(request: Request, of_frame: Any, last: Collection[str], *, all_op
                 further += 1
                 continue
             kind, value, also = kinds[field.name], getattr(record, field.name), names(flag(field.name))[1:]
-            if len(varied.get(field.name, ())) > 1:
+            if len(varied.get(field.name, ())) > 1 and varies_by_words(kind):
                 kind, value = tuple[kind, ...], varied[field.name]
             text = of_fields.get(field.name, "") + (f" Also {', '.join(also)}." if also else "")
             kind = Annotated[kind, tyro.conf.arg(help=text)]

@@ -72,6 +72,7 @@ def _completion(package: ModuleType, known: Iterable[str]) -> str:
     """A script of bash that completes commands, options and choices; `complete -o default` adds the names of files."""
     frame, command = importlib.import_module("jaxfl.frame.command_line"), importlib.import_module("jaxfl.command")
     words = {"": dict.fromkeys([*_SWITCHES, *known], ())} | command.flags()
+    words["data"] = importlib.import_module("jaxfl.data.describe").flags()
     for name in set(known) - set(_COMMANDS):
         experiment = getattr(importlib.import_module(f"{package.__name__}.{name}"), "EXPERIMENT", None)
         words |= {} if experiment is None else {name: frame.flags(experiment)}

@@ -25,7 +25,7 @@ from jaxfl.core.parser import OneOf, Parser
 from jaxfl.core.vocabulary import names, typed
 from jaxfl.planned_runs import IN_PAIRS, METHODS, OWN, answer
 from jaxfl.privacy import shared, tracking
-from jaxfl.privacy.statements import RELATIONS, neighbors, rounded_up, statement_text
+from jaxfl.privacy.statements import RELATIONS, neighbors, noise_text, statement_text
 
 _OPTIONS = {  # argument of the library -> option
     "batch_size": "--batch",
@@ -98,8 +98,8 @@ def _epsilon_parser() -> Parser:
     target = "epsilon for which to find the least noise"
     noise.add_argument(*names("--epsilon"), type=float, metavar="EPSILON", help=target)
     add("--delta", type=float, default=1e-5, help="delta of every epsilon (default 1e-5)")
-    norm = "L2 clip norm (default 1); with --noise-multiplier epsilon does not depend on it"
-    add("--clip-norm", type=float, default=1.0, metavar="C", help=norm)
+    norm = "clip norm; --noise-std and --noise-gain need it (default 1: with a multiplier it does not change epsilon)"
+    add("--clip-norm", type=float, metavar="C", help=norm)
     choice("--relation", [*RELATIONS], "neighboring relation (default all; the first of them meets --epsilon)")
     bound = "bound that meets --epsilon: proven (default) or published"
     add("--bound", type=OneOf(("proven", "published")), default="proven", help=bound)
@@ -132,11 +132,11 @@ def flags() -> dict[str, dict[str, list[str]]]:
 def text(found: dict[str, Any]) -> str:
     """The answer for people: noise, a line for each statement, and what the last one with an epsilon rests on."""
     name = METHODS[found["method"]].noise
-    size, multiplier = rounded_up(found[name], 4), rounded_up(found["noise_multiplier"], 4)
+    size, multiplier = noise_text(found[name]), noise_text(found["noise_multiplier"])
     what = "standard deviation" if name == "noise_std" else "factor"
-    noise = f"noise of {multiplier} times the clip norm: {what} {size} on {found['noise_on']}"
+    noise = f"noise multiplier {multiplier} at clip norm {found['clip_norm']:g}: {what} {size} on {found['noise_on']}"
     if "own_noise_std" in found:
-        own, both = (rounded_up(found[f"{part}_noise_std"], 4) for part in ("own", "shared"))
+        own, both = (noise_text(found[f"{part}_noise_std"]) for part in ("own", "shared"))
         noise += f", which is effective: {own} of a site's own and {both} with each site that it shares noise with"
     counted = f"{found['method']}: {found['sites']} sites, {found['rounds']} rounds, {noise}"
     claims = [statement_text(one) for one in found["statements"]]

@@ -184,6 +184,10 @@ def _check(args: argparse.Namespace, method: Method) -> None:
             raise ArgumentError(flag(name), f"belongs to {whose}", found, "Leave it out.")
         setattr(args, name, default if value is None else value)
     check.at_least(1, **{"--sites": args.sites, "--rounds": args.rounds, "--local-steps": args.local_steps})
+    if args.clip_norm is None and getattr(args, method.noise) is not None:
+        remedy = "Pass that of the run, which its config.json has, or pass --noise-multiplier."
+        raise ArgumentError("--clip-norm", f"must be given with {flag(method.noise)}", "got none", remedy)
+    args.clip_norm = 1.0 if args.clip_norm is None else args.clip_norm
     check.clip_norm(**{"--clip-norm": args.clip_norm})
     own = args.method == _TRACKING
     if own and args.rounds > _MOST_ROUNDS:
@@ -248,6 +252,7 @@ def answer(args: argparse.Namespace) -> dict[str, Any]:
         "method": args.method,
         "sites": args.sites,
         "rounds": args.rounds,
+        "clip_norm": args.clip_norm,
         "noise_multiplier": noise,
         method.noise: (size := noise * args.clip_norm / method.divisor(args)),
         **({} if args.trust == "everyone" else _parts(args, size)),

@@ -74,10 +74,12 @@ def tell(request: Request, finished: Finished) -> list[Path]:
     if shown is not None:
         console.print(shown)
     console.print(f"{_UNPAID.format(metric.replace('_', ' '))}\nThese commands make the rows again:", soft_wrap=True)
+    commands = finished.summary["row_commands"] = list[str]()  # which a report shows, too
     for row in together:
         end = request.rows[row.name].config.run.evaluate_every  # a training loss is a mean since the last evaluation
         whole = request._replace(changes={**OWN, **({"evaluate_every": end} if end else {}), **request.changes})
-        console.print(f"  jaxfl {privsgp_vr.EXPERIMENT.name} {shlex.join(words_of(whole, row.name))}", soft_wrap=True)
+        commands.append(f"jaxfl {privsgp_vr.EXPERIMENT.name} {shlex.join(words_of(whole, row.name))}")
+        console.print(f"  {commands[-1]}", soft_wrap=True)
     return [save_picture(finished.run.path, _picture(finished, rows))]
 
 
@@ -126,7 +128,6 @@ def best_guess(dp_epsilon: float, dp_delta: float) -> float:
 def closing(finished: Finished, rows: Sequence[Best], of_sites: Sequence[Mapping[str, Any]]) -> OwnTable:
     """A row a budget and baseline, mean ± standard deviation over seeds; `of_sites` is sites.csv."""
     metrics = [name for name in _SCORES if any(f"test_{name}" in row.result for row in rows)]
-    stated = next((row.stated for row in rows if row.stated), {})
     seeds = len(finished.summary["seeds"])
     notes = [f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"]
     notes[0] += "; worst: of the worst site; all sites have one test set"
@@ -139,14 +140,17 @@ def closing(finished: Finished, rows: Sequence[Best], of_sites: Sequence[Mapping
             worst.setdefault(site, []).append(f"{_HOW[row.baseline]}{at}")
     if worst:
         named = (f"{site} ({', '.join(places)})" for site, places in worst.items())
-        notes.append(f"worst site on average: {', '.join(named)}")
+        notes.append(f"worst site on average: {'; '.join(named)}")
     if any(row.at_an_end for row in rows):
         notes.append("*: the first or the last step that was tried; a better one may lie beyond")
-    if stated:
-        relation = RELATIONS.get(stated["neighboring_relation"], stated["neighboring_relation"])
-        notes.append(
-            f"ε: {stated['bound']}{against(stated)} ({relation}, δ = {stated['dp_delta']:g}), largest over sites"
-        )
+    grounds = dict[str, dict[str, None]]()  # of an epsilon -> the rows that it is of
+    for row in rows:
+        if one := row.stated:
+            relation = RELATIONS.get(one["neighboring_relation"], one["neighboring_relation"])
+            ground = f"{one['bound']}{against(one)} ({relation}, δ = {one['dp_delta']:g})"
+            grounds.setdefault(ground, {})[_HOW[row.baseline]] = None
+    notes += [f"ε of {', '.join(how)}: {ground}, largest over sites" for ground, how in grounds.items()]
+    if grounds:
         notes.append("guess: how often an observer is right at most about one sample, at even odds (%)")
     notes += neighbors(row.stated for row in rows if row.stated)
     heading = ["ε", "how", "chosen"]

@@ -24,6 +24,7 @@ from jaxfl.gradients import per_example
 from jaxfl.gradients.memory import require_fits
 from jaxfl.graphs.files import is_graph_file
 from jaxfl.privacy.gossip import ProblemConstants
+from jaxfl.privacy.statements import noise_text
 from jaxfl.privacy.stored_gradients import THEOREM
 from jaxfl.training import stationarity
 from jaxfl.training.chunks import check_start
@@ -160,7 +161,9 @@ def _description(rows: Mapping[str, Row]) -> list[str]:
         target = f", budget ε = {limits} ({bound})" if limits else ""
         grid = f" on a grid of {budget.grid_bits} bits" if budget.grid is not None else ""
         numbers = f"{learning.iterations} iterations, step size {learning.step_size:.4g}"
-        noise = " to ".join(dict.fromkeys(f"{end(budget.node_noise or [budget.noise_std]):.4g}" for end in (min, max)))
+        noise = " to ".join(
+            dict.fromkeys(noise_text(end(budget.node_noise or [budget.noise_std])) for end in (min, max))
+        )
         texts.append(f"{name}: {numbers}, noise std {noise}{grid}{_shared(row.config)}{target}")
     return [*lines, *few(texts)]
 

@@ -41,6 +41,7 @@ from jaxfl.privacy.statements import (
     UNPAID_CHOICE,
     leaves_out,
     neighbors,
+    noise_text,
     rounded_up,
     simulation,
     statement_text,
@@ -248,6 +249,8 @@ def _number(name: str, value: float) -> str:
     """One cell; accuracies in per cent."""
     if math.isnan(value):
         return "–"
+    if name == "noise_std":
+        return noise_text(value)
     return f"{100 * value:.1f} %" if in_percent(name) else f"{value:.4g}"
 
 
@@ -265,11 +268,13 @@ def _differences(shown: Sequence[Shown]) -> str:
 
 def _again(shown: Sequence[Shown], folders: Sequence[Path]) -> str:
     """Commands, what comes out equal, and versions and machine, with a column for each run."""
-    commands = [read_json(folder / "summary.json").get("command_line") for folder in folders]
+    summaries = [read_json(folder / "summary.json") for folder in folders]
+    commands = [summary.get("command_line") for summary in summaries]
     texts = [
         f"{folder.name}: {text or 'a call of jaxfl.training.train'}"
         for folder, text in zip(folders, commands, strict=True)
     ]
+    texts += [f"a row of its first table: {text}" for summary in summaries for text in summary.get("row_commands", [])]
     if any(SECRET in text for stated in all_statements(shown) for text in stated.get("assumptions", [])):
         equal = "The key is secret: a second run has batches and noise of its own, and its epsilon adds to this one."
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NoReturn
@@ -49,6 +50,13 @@ class Parser(argparse.ArgumentParser):
             if option in given:
                 self.error(f"{word}: must be given once; got {given[option]} as well. Leave one out.")
             given[option] = word
+        positional = any(not action.option_strings for action in self._actions)
+        for at, word in enumerate(args):  # argparse would name the further words only
+            option = self._option_string_actions.get(word)
+            rest = itertools.takewhile(lambda one: not one.startswith("--"), args[at + 1 :])
+            if option is not None and option.nargs is None and not positional and len(values := [*rest]) > 1:
+                several = "; jaxfl plan compares several budgets" if "--epsilon" in option.option_strings else ""
+                self.error(f"{word}: must have one value; got {' '.join(values)}. Pass one{several}.")
         return super().parse_args(args, namespace)
 
 

@@ -48,16 +48,24 @@ def reading_lines(dataset: Dataset) -> list[str]:
     ]
 
 
+def scale_warnings(dataset: Dataset) -> list[str]:
+    """Say which input of a file of one's own is large: a sentence that looks at private rows, and says so."""
+    reading, inputs = dataset.reading, dataset.train_inputs
+    if reading is None or inputs.dtype != np.float32:
+        return []
+    largest = np.abs(inputs).reshape(len(inputs), -1).max(axis=0)
+    if largest.max() <= _LARGE:
+        return []
+    which = reading.inputs[int(largest.argmax())] if len(reading.inputs) == len(largest) else "an input"
+    reaches = f"{which} reaches {largest.max():.4g} (seen in private rows; no ε covers this line)"
+    return [f"{reaches}. Bring inputs to about [-1, 1] by public constants."]
+
+
 def warnings_of(dataset: Dataset, *, given_classes: bool) -> list[str]:
     """Sentences about what may mislead or harm, though it can be read."""
     reading = dataset.reading
     assert reading is not None
-    lines = []
-    if dataset.train_inputs.dtype == np.float32:
-        largest = np.abs(dataset.train_inputs).reshape(len(dataset.train_inputs), -1).max(axis=0)
-        if largest.max() > _LARGE:
-            which = reading.inputs[int(largest.argmax())] if len(reading.inputs) == len(largest) else "an input"
-            lines.append(f"{which} reaches {largest.max():.4g}. Bring inputs to about [-1, 1] by public constants.")
+    lines = scale_warnings(dataset)
     if not given_classes:
         lines.append("The classes are taken from the labels. --classes names them, so that no label adds one.")
     if "id" not in reading.roles and "place" in reading.tests:
@@ -79,7 +87,12 @@ def warnings_of(dataset: Dataset, *, given_classes: bool) -> list[str]:
 
 def _few(names: Sequence[str]) -> str:
     more = len(names) - _MOST_NAMES
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return _listed(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _listed(texts: Sequence[str]) -> str:
+    """Names in a row, between semicolons where one holds a comma."""
+    return ("; " if any("," in text for text in texts) else ", ").join(texts)
 
 
 def _columns_table(path: str) -> Table:
@@ -104,15 +117,7 @@ def _columns_table(path: str) -> Table:
 
 def main(argv: Sequence[str]) -> int:
     """Say what an experiment would read; returns the exit code, 2 for a file that cannot be used."""
-    parser = Parser("data", "What is read from a file of your own.")
-    parser.add_argument("dataset", metavar="FILE", help=".csv, .tsv, .csv.gz, .parquet, .npz, or hf:NAME")
-    for name in ("label", "site", "id"):
-        parser.add_argument(f"--{name}-column", default="label" if name == "label" else None)
-    parser.add_argument("--input-columns", nargs="+", default=(), help="inputs; all other columns by default")
-    parser.add_argument("--drop-columns", nargs="+", default=(), help="columns that are left out")
-    parser.add_argument("--classes", nargs="+", help="labels of the samples that are used, in the order of the classes")
-    parser.add_argument("--test-split", type=float, default=0.2, help="share of the samples that test")
-    parser.add_argument("--graph", help="file with edges by the names of sites")
+    parser = _parser()
     given, console = parser.parse_args(argv), Console(markup=False, highlight=False)
     try:
         refuse_other_file(given.dataset)
@@ -129,6 +134,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _parser() -> Parser:
+    parser = Parser("data", "What is read from a file of your own.")
+    parser.add_argument("dataset", metavar="FILE", help=".csv, .tsv, .csv.gz, .parquet, .npz, or hf:NAME")
+    for name in ("label", "site", "id"):
+        parser.add_argument(f"--{name}-column", default="label" if name == "label" else None)
+    parser.add_argument("--input-columns", nargs="+", default=(), help="inputs; all other columns by default")
+    parser.add_argument("--drop-columns", nargs="+", default=(), help="columns that are left out")
+    parser.add_argument("--classes", nargs="+", help="labels of the samples that are used, in the order of the classes")
+    parser.add_argument("--test-split", type=float, default=0.2, help="share of the samples that test")
+    parser.add_argument("--graph", help="file with edges by the names of sites")
+    return parser
+
+
+def flags() -> dict[str, list[str]]:
+    """All options, for a shell's completion."""
+    return _parser().flags()
+
+
 def _show(console: Console, dataset: Dataset, given: argparse.Namespace) -> None:
     """Print the three lines, samples by class and site, the graph, and warnings."""
     trained = np.unique([] if dataset.train_writers is None else dataset.train_writers).astype(int)
@@ -142,7 +165,7 @@ def _show(console: Console, dataset: Dataset, given: argparse.Namespace) -> None
     for what, names, numbers in counted:
         if names and numbers is not None:
             counts = np.bincount(numbers, minlength=len(names)).tolist()
-            lines.append(f"{what}: " + ", ".join(f"{name} {count}" for name, count in zip(names, counts, strict=True)))
+            lines.append(f"{what}: " + _listed([f"{name} {count}" for name, count in zip(names, counts, strict=True)]))
     if given.graph is not None:
         graph = read_graph(given.graph, len(sites))
         odd = sorted({*(graph.names or sites)} ^ {*sites})

@@ -224,9 +224,9 @@ def writers_of(dataset: Dataset, called: str = "site") -> np.ndarray:
     writers = dataset.train_writers
     if writers is None or len(writers) != len(dataset.train_labels):
         found = f"{dataset.name} has {'none' if writers is None else f'{len(writers)} for {len(dataset.train_labels)}'}"
-        remedy = "Name a file with a column of sites, and that column (site_column)."
+        remedy = "Name a file with a column of sites, and that column (site_column, --site-column)."
         if called == "writer":
-            remedy = "Choose femnist or a file with sites (site_column), or pass train_writers to from_arrays."
+            remedy = "Choose femnist or a file with sites (--site-column), or pass train_writers to from_arrays."
         raise ArgumentError("dataset", f"must have the {called} of each training sample", found, remedy)
     return writers
 

@@ -156,7 +156,7 @@ def read_by_site(path: str, names: Sequence[str], argument: str) -> tuple[float,
         name = rules.as_name(row[0]) or "no name"
         if name not in names or name in numbers:
             found = f"{path} has {name} twice" if name in numbers else f"{path} has {name}, which is not a site"
-            remedy = "The sites are " + " ".join(names[:9]) + (" ..." if len(names) > 9 else ".")
+            remedy = "The sites are " + "; ".join(names[:9]) + ("; ..." if len(names) > 9 else ".")
             raise ArgumentError(argument, "must name each site of the data once", found, remedy)
         numbers[name] = float(rules.as_numbers([row[1]], comma=table.separator == ";")[0])
         if not 0 < numbers[name] < math.inf:
@@ -222,8 +222,11 @@ def _inputs(path: str, table: Columns, names: tuple[str, ...]) -> np.ndarray:
         if len(bad):
             position, name = bad[0, 0], names[bad[0, 1]]
             found = f"{table.place(path, name)(position)} has {table.values[name][position]!r}"
-            remedy = "Fill or drop such rows; write kinds, True and False as 0 and 1; name the column of sites"
-            remedy += " (site_column); leave columns out (drop_columns)."
+            kinds = "Fill or drop such rows; write kinds, True and False as 0 and 1; name the column of sites by"
+            remedy = f"{kinds} --site-column, of identifiers by --id-column, others by --drop-columns."
+            values = list(map(str, table.values[name]))
+            if not np.isfinite(numbers[bad[0, 1]]).any() and len({*values}) == len(values):
+                remedy = f"Its values all differ: pass --id-column {name}, or --drop-columns {name}."
             if "," in str(table.values[name][position]):
                 remedy = "Write decimals with a point, or separate cells by semicolons; lists need one length."
             raise ArgumentError("dataset", "must hold finite numbers besides labels and sites", found, remedy)

@@ -72,9 +72,9 @@ class EveryExperiment:
     seeds: tuple[int, ...] = ()
     """Short for --grid seed=SEED,SEED,..."""
     baselines: tuple[Literal["alone", "pooled", "curator", "without_noise"], ...] = ()
-    """Rows beside the compared ones. alone: each site by itself, with the same noise. pooled: all samples in one place,
-    without noise. curator: all samples in one place, DP-SGD at the same epsilon. without_noise: the same without
-    noise."""
+    """Rows beside the compared ones; no word means none. alone: each site by itself, with the same noise (in a plan
+    without). pooled: all samples in one place, without noise. curator: all samples in one place, DP-SGD at the same
+    epsilon. without_noise: the same without noise."""
     set: tuple[str, ...] = ()
     """OPTION=VALUE: another way to write --option VALUE."""
     compilation_cache: str = "default"
@@ -191,7 +191,7 @@ def parse(experiment: Experiment, arguments: Sequence[str]) -> tuple[Request, st
             continue
         if name in changes:
             raise ArgumentError(name, "must be given once", f"got {' '.join(words)!r} as well", "Remove one of them.")
-        if name in _KINDS and not words:
+        if name in _KINDS and not words and name != "baselines":  # none are a choice, where a command has some itself
             raise ArgumentError(name, "must have a value", "got none", "See --help.")
         changes[name] = value_of(name, kinds[name], words)
     frame = {name: changes.pop(name) for name in _KINDS if name in changes}
@@ -272,7 +272,11 @@ def _show(experiment: Experiment, arguments: Sequence[str]) -> None:
         _print_presets(experiment)
     else:
         query, cache = parse(experiment, [word for word in arguments if word not in _HELP])
-        of_all = EveryExperiment(preset=query.preset or "", compilation_cache=cache)
+        rows = query.rows.values()
+        beside: Any = tuple(dict.fromkeys(row.baseline for row in rows if row.baseline))
+        is_varied = any("seed" in part for part in query.grid)
+        seeds = next(iter(rows)).seeds if is_varied else ()
+        of_all = EveryExperiment(query.preset or "", seeds=seeds, baselines=beside, compilation_cache=cache)
         print_help(query, of_all, (*JOBS, "compilation_cache"), all_options="--help-all" in arguments)
 
 

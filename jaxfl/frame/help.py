@@ -13,13 +13,14 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from jaxfl.core.vocabulary import flag, names
 from jaxfl.frame.experiment import Request
-from jaxfl.frame.options import text_of
+from jaxfl.frame.options import text_of, varies_by_words
 
 # Options that --help shows, beside all options of a user's own records; --help-all shows the others, too.
 _USUAL = frozenset(
-    """preset grid seeds baselines dataset data_dir label_column site_column nodes partition alpha case model
-    hidden graph links success method scheme iterations rounds num_rounds local_steps step_size batch_size
+    """preset grid seeds baselines dataset data_dir label_column site_column id_column nodes partition alpha case model
+    hidden graph links trust rank_by success method scheme iterations rounds num_rounds local_steps step_size batch_size
     clip_norm constants kappa participation_rate noise_std noise_multiplier noise_gain noise_error
     target_epsilon node_epsilons dp_delta bound rounds_error sampling_error clipping canaries layers seed
     evaluate_every x out resume quiet track devices launcher""".split()
@@ -39,6 +40,7 @@ def print_help(request: Request, of_frame: Any, last: Collection[str], *, all_op
     groups: dict[str, Any] = {}
     further, experiment = 0, request.experiment
     absent = ["baselines"] * (not experiment.baselines) + ["preset"] * (not experiment.presets)
+    varied = {name: tuple(part[name]) for part in request.grid for name in part}
     texts = {"jobs_and_devices": "Processes and devices that compute, and the compiled programs that are kept."}
     for name, record in {**vars(request.config), "every_experiment": of_frame}.items():
         kinds, of_fields = get_type_hints(type(record)), _texts(type(record))
@@ -50,9 +52,13 @@ def print_help(request: Request, of_frame: Any, last: Collection[str], *, all_op
             if is_ours and not all_options and field.name not in _USUAL:
                 further += 1
                 continue
-            kind = Annotated[kinds[field.name], tyro.conf.arg(help=of_fields.get(field.name, ""))]
+            kind, value, also = kinds[field.name], getattr(record, field.name), names(flag(field.name))[1:]
+            if len(varied.get(field.name, ())) > 1 and varies_by_words(kind):
+                kind, value = tuple[kind, ...], varied[field.name]
+            text = of_fields.get(field.name, "") + (f" Also {', '.join(also)}." if also else "")
+            kind = Annotated[kind, tyro.conf.arg(help=text)]
             group = groups.setdefault("jobs_and_devices" if field.name in last else name, [])
-            group.append((field.name, kind, dataclasses.field(default=getattr(record, field.name))))
+            group.append((field.name, kind, dataclasses.field(default=value)))
     if "jobs_and_devices" in groups:
         groups["jobs_and_devices"] = groups.pop("jobs_and_devices")
     records = [

@@ -57,7 +57,8 @@ def of_own_file(config: Any, privacy: Callable[..., Sequence[Mapping[str, Any]]]
         )
     dealt = [name for name in (values.get("partition"), "num_train") if name in _DEALT and values.get(name, True)]
     if dealt:
-        notes.append(f"the number of samples is public: {' and '.join(dealt)} deal all samples anew for another number")
+        deal = "deal all" if dealt[1:] else "deals all"
+        notes.append(f"the number of samples is public: {' and '.join(dealt)} {deal} samples anew for another number")
 
     def noted(*args: Any, **options: Any) -> list[dict[str, Any]]:
         assert privacy is not None

@@ -21,7 +21,7 @@ from jaxfl.channel import Costs
 from jaxfl.core import ArgumentError, check
 from jaxfl.core.platform import tracing_for
 from jaxfl.data.columns import short_name
-from jaxfl.data.describe import reading_lines
+from jaxfl.data.describe import reading_lines, scale_warnings
 from jaxfl.frame.experiment import Experiment, Finished, Prepared, Request, Row
 from jaxfl.frame.launcher import run_in_jobs
 from jaxfl.frame.options import flag, flat, options, text_of
@@ -90,7 +90,8 @@ def run(request: Request) -> int:
     if request.stop is not None:
         request.stop.undo_until_heeded(records.withdraw, records.resumed)
     dataset = dataset_of(request.config)
-    for text in [*([] if dataset is None else reading_lines(dataset)), *prepared.description]:
+    of_file = [] if dataset is None else [*reading_lines(dataset), *(f"warning: {t}" for t in scale_warnings(dataset))]
+    for text in [*of_file, *prepared.description]:
         console.print(text, soft_wrap=True, highlight=False)
     key, command_line = secret_key(records) if secrecy.seed_from_os else None, _command_line(request, records)
     if where.has_jobs:

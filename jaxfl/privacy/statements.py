@@ -184,9 +184,9 @@ def asked_first(
 
 
 def drawn(what: str, sampler: str, rate: float, noise_multiplier: float) -> str:
-    """Describe a release in words: its noise multiplier, rounded down, and the share of samples or clients in it."""
+    """Describe a release in words: its noise multiplier, as `noise_text`, and the share of samples or clients in it."""
     which = f"{what} drawn at rate {rate:.4g} ({sampler})" if rate < 1 else f"all {what}"
-    return f"noise multiplier {rounded_down(noise_multiplier, 4)}, {which}"
+    return f"noise multiplier {noise_text(noise_multiplier)}, {which}"
 
 
 def is_unbounded(release: Any, bound: str) -> bool:
@@ -320,6 +320,16 @@ def rounded_up(value: float, digits: int) -> str:
 def rounded_down(value: float, digits: int) -> str:
     """The largest such number that is not above `value`: for a lower bound on epsilon."""
     return _rounded(value, digits, decimal.ROUND_FLOOR)
+
+
+def noise_text(noise: float) -> str:
+    """A noise rounded up, so that it keeps the epsilon beside it, but not for what float arithmetic adds.
+
+    Examples:
+        >>> noise_text(1.28642), noise_text(1.1 + 2e-16)
+        ('1.287', '1.1')
+    """
+    return rounded_up(float(f"{noise:.12g}"), 4)
 
 
 def _rounded(value: float, digits: int, rounding: str) -> str:

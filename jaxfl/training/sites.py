@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import rich.table
 
-from jaxfl.privacy.statements import RELATIONS, against, rounded_up
+from jaxfl.privacy.statements import RELATIONS, against, noise_text, rounded_up
 from jaxfl.training.case import larger_is_worse
 from jaxfl.training.fitting_table import FittingTable
 from jaxfl.training.lanes import Lane
@@ -130,4 +130,4 @@ def _range(values: Iterable[float | None]) -> str:
     """The least and the largest value."""
     known = [value for value in values if value is not None]
     ends = dict.fromkeys(end(known) for end in (min, max) if known)
-    return " to ".join(f"{end:.4g}" if isinstance(end, float) else str(end) for end in ends) or "-"
+    return " to ".join(noise_text(end) if isinstance(end, float) else str(end) for end in ends) or "-"

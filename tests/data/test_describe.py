@@ -79,6 +79,14 @@ def test_what_may_mislead_is_said(rows, options, word, tmp_path):
     assert word in " ".join(warnings_of(load_file(str(tmp_path / "a.csv"), **given), given_classes=False))
 
 
+def test_a_run_warns_of_large_inputs_and_keeps_nothing_of_it(tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("\n".join([HEADING, *(row.replace(",5;", "00;") for row in ROWS)]) + "\n")
+    words = f"--dataset {tmp_path / 'a.csv'} {WORDS} --method PrivSGP --iterations 2 --noise-std 0.1 --quiet"
+    assert main(EXPERIMENTS["privsgp_vr"], [*words.split(), "--out", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.count("warning: dose reaches 600") == 1
+    assert not any(b"reaches" in path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+
+
 def test_a_run_says_and_keeps_what_it_reads(table, tmp_path, capsys):
     words = (
         f"--dataset {table} {WORDS} --method PrivSGP --iterations 2 --noise-std 0.1 --quiet --out {tmp_path / 'run'}"

@@ -207,7 +207,7 @@ class TestHelp:
             "would compare: step_size=0.1,0.2, each with fast=False,True, each with shape=circle,square",
             "--dataset STR Source of the data. (default: mnist)",
             "Side of a square, which needs it, and of a star. (default: 3.0)",
-            "--rounds INT Number of rounds. (default: 20)",
+            "--rounds INT Number of rounds. Also --iterations, --num-rounds. (default: 20)",
             "--fast, --no-fast Or slow. (default: False)",
             "--preset STR NAME of a figure",
         ):

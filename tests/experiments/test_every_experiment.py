@@ -21,7 +21,7 @@ from jaxfl.core import ArgumentError
 from jaxfl.frame import Experiment, flat, main
 from jaxfl.frame.choose import Choice, idle_options
 from jaxfl.frame.experiment import request
-from jaxfl.frame.options import flag, options, text_of
+from jaxfl.frame.options import flag, options, text_of, varies_by_words
 from jaxfl.frame.run import saved_options
 from jaxfl.training.json_files import jsonable
 from jaxfl.training.pass_directory import PassDirectory
@@ -262,8 +262,10 @@ class TestCommandLine:
             texts = {re.split("[ ,]", entry)[0]: without_boxes(entry) for entry in entries}
             changes = {"dataset": "mnist"} if arguments[:1] == ["--dataset"] else {}
             preset = arguments[1] if arguments[:1] == ["--preset"] else None
-            config = request(experiment, changes, (), preset).config
-            for option, value in flat(config).items():
+            asked = request(experiment, changes, (), preset)
+            compared = {name: part[name] for part in asked.grid for name in part if len(part[name]) > 1}
+            compared = {name: tuple(compared[name]) for name in compared if varies_by_words(known[name].kind)}
+            for option, value in (flat(asked.config) | compared).items():
                 shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 assert re.search(rf" [A-Za-z].* \(default: {re.escape(shown)}\)", texts[flag(option)]), "what it does"
 

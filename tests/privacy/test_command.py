@@ -1,6 +1,7 @@
 """`jaxfl epsilon` says what runs state, meets its targets, and does without JAX."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -80,6 +81,14 @@ def test_the_least_noise_meets_the_target_and_less_does_not(capsys, method):
     assert proven(less) > 2.5
 
 
+@pytest.mark.parametrize("method", ["DPFL", "DP-FedAvg", "PrivSGP"])
+def test_a_printed_multiplier_given_back_keeps_the_epsilon(capsys, method):
+    assert command.main(words(method, target=2.5)) == 0
+    (multiplier,) = {*re.findall(r"noise multiplier (\S+?),? ", capsys.readouterr().out)}
+    again = answered(capsys, method, noise_multiplier=multiplier)["statements"]
+    assert 2.49 < next(one["dp_epsilon"] for one in again if one["bound"] == "proven") <= 2.5
+
+
 @pytest.mark.parametrize("method", command.METHODS)
 def test_the_noise_itself_may_stand_in_place_of_its_multiplier(capsys, method):
     by_multiplier = answered(capsys, method, noise_multiplier=1.5, clip_norm=0.5)
@@ -127,7 +136,7 @@ def test_samples_of_each_site_are_counted_by_themselves(capsys):
 def test_the_text_has_the_noise_every_epsilon_and_what_it_rests_on(capsys):
     assert command.main(words("DP-FedAvg", noise_multiplier=2, clip_norm=0.5)) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "noise of 2 times the clip norm: standard deviation 1 on the server's sum of updates" in text
+    assert "noise multiplier 2 at clip norm 0.5: standard deviation 1 on the server's sum of updates" in text
     assert "proven against all other clients, but not the server (zero out one client, δ = 1e-05; " in text
     assert "every client's whole update is clipped to the L2 norm 0.5" in text
 
@@ -155,7 +164,9 @@ def test_what_has_no_epsilon_rests_on_nothing(capsys, method):
         ("DPFL", {"target": 1, "delta": 1}, "--delta: must lie strictly between 0 and 1"),
         ("DPFL", {}, "--noise-multiplier: or --epsilon must be given"),
         ("DPFL", {"noise_gain": 1}, "--noise-gain: must be the noise that DPFL has"),
-        ("PrivSGP", {"noise_std": -1}, "--noise-std: must be non-negative"),
+        ("PrivSGP", {"noise_std": -1, "clip_norm": 2}, "--noise-std: must be non-negative"),
+        ("PrivSGP", {"noise_std": 0.1}, "--clip-norm: must be given with --noise-std; got none"),
+        (TRACKING, {"noise_gain": 1}, "--clip-norm: must be given with --noise-gain; got none"),
         ("DPFL", {"target": 1, "sites": 0}, "--sites: must be an integer of at least 1"),
         ("DPFL", {"target": 1, "sampler": "fixed"}, "--sampler: must be 'poisson'"),
         ("PrivSGP", {"target": 1, "bound": "published"}, "--bound: must exist"),
@@ -225,3 +236,9 @@ def test_neither_jax_nor_anything_slow_is_imported(method):
     code += " slow = {'jax', 'scipy.stats', 'scipy.signal', 'dp_accounting', 'tyro', 'rich'} & set(sys.modules);"
     code += " assert not slow, slow"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True)
+
+
+def test_several_values_of_one_option_are_named_with_it(capsys):
+    with pytest.raises(SystemExit):
+        command.main([*words("PrivSGP"), "--epsilon", "1", "3"])
+    assert capsys.readouterr().err.startswith("error: --epsilon: must have one value; got 1 3. Pass one")

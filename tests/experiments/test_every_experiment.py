@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -266,7 +267,7 @@ class TestCommandLine:
             compared = {name: part[name] for part in asked.grid for name in part if len(part[name]) > 1}
             compared = {name: tuple(compared[name]) for name in compared if varies_by_words(known[name].kind)}
             for option, value in (flat(asked.config) | compared).items():
-                shown = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                shown = shlex.join(map(str, value)) if isinstance(value, tuple) else str(value)
                 assert re.search(rf" [A-Za-z].* \(default: {re.escape(shown)}\)", texts[flag(option)]), "what it does"
 
     def test_short_help_has_the_usual_options_and_says_how_many_more_there_are(self, name, capsys):

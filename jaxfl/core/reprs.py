@@ -24,6 +24,11 @@ def short_repr(self: Any) -> str:
     return f"{type(self).__name__}({', '.join(f'{name}={text}' for name, text in fields.items())})"
 
 
+def layers_repr(self: Any) -> str:
+    """The `__repr__` of a model: the names of its layers, and the counts of its parameters."""
+    return f"{type(self).__name__}({some([name for name, _ in self.layers])}; {of_params(self.init)})"
+
+
 def of_params(init: Any) -> str:
     """Counts of what `init` (key -> params) gives.
 

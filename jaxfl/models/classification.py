@@ -12,7 +12,7 @@ from jaxfl.core import check
 from jaxfl.core.check import ArgumentError
 from jaxfl.core.devices import varying_like
 from jaxfl.core.node_loop import automatic
-from jaxfl.core.reprs import of_params, some
+from jaxfl.core.reprs import layers_repr
 from jaxfl.core.tasks import accuracy, cross_entropy, scale_images
 from jaxfl.core.types import Array, Factors, Part, PyTree, Task, Variables
 from jaxfl.models.composite import composite
@@ -30,9 +30,7 @@ class Model(NamedTuple):
     """
 
     layers: tuple[tuple[str, Layer], ...]
-
-    def __repr__(self) -> str:
-        return f"Model({some([name for name, _ in self.layers])}; {of_params(self.init)})"
+    __repr__ = layers_repr
 
     @property
     def as_layer(self) -> Layer:

@@ -332,20 +332,21 @@ def _styles(ranked: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def charts(shown: Sequence[Shown]) -> list[Chart]:
-    """Metrics against rounds, the first one against costs, too, and final values against epsilon and step size."""
+    """Metrics against rounds and costs, if they were evaluated in between, and at the end against epsilon and step."""
     panels = [panel for panel in PANELS if any(len(one.lines.having(panel.metric)) for one in shown)]
     drawn = [(panel, "rounds") for panel in panels]
     for cost in ("bits", "seconds", "joules"):
         if panels and any(line.get(X_AXES[cost].totals[0]) for one in shown for line in one.lines):
             drawn.append((panels[0], cost))
-    pictures = [_against(shown, panel, x) for panel, x in drawn]
+    pictures: list[Chart] = []
     epsilons = [stated["dp_epsilon"] for one in shown if (stated := _stated(one)) is not None]
     if panels and epsilons and max(epsilons) > 1.01 * min(epsilons):
         pictures.append(_against_epsilon(shown, panels[0]))
     steps = {one.label: one.settings for one in shown if isinstance(one.settings.get("step_size"), int | float)}
     if panels and steps and max(map(len, series(steps, "step_size").values())) >= _FEWEST_STEPS:
         pictures.append(_against_step(shown, panels[0], steps))
-    return pictures
+    have_curves = any(len({line["round"] for line in one.lines}) > 2 for one in shown)
+    return [_against(shown, panel, x) for panel, x in drawn if have_curves or not pictures] + pictures
 
 
 def _against(shown: Sequence[Shown], panel: Panel, x: str) -> Chart:

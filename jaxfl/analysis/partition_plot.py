@@ -61,8 +61,8 @@ def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] | Non
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
-    counts = np.asarray(counts)
-    num_nodes, num_classes = counts.shape
+    table = np.asarray(counts)
+    num_nodes, num_classes = table.shape
     width = float(np.clip(2.5 + 0.45 * num_nodes, 5.0, 14.0))
     height = float(np.clip(2.2 + 0.3 * num_classes, 3.5, 12.0))
     figure = new_figure(width, height)
@@ -70,22 +70,22 @@ def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] | Non
 
     nodes = np.arange(num_nodes)
     if num_nodes <= _MOST_BARS:
-        sizes_axes.bar(nodes, counts.sum(axis=1), width=0.85, color="#4a5568")
+        sizes_axes.bar(nodes, table.sum(axis=1), width=0.85, color="#4a5568")
     else:
-        sizes_axes.stairs(counts.sum(axis=1), np.arange(num_nodes + 1) - 0.5, fill=True, color="#4a5568")
+        sizes_axes.stairs(table.sum(axis=1), np.arange(num_nodes + 1) - 0.5, fill=True, color="#4a5568")
     sizes_axes.set_ylabel("samples")
     sizes_axes.spines[["top", "right"]].set_visible(False)
     sizes_axes.tick_params(axis="x", length=0)
     sizes_axes.yaxis.set_major_locator(MaxNLocator(3, integer=True))
-    smallest, largest = counts.sum(axis=1).min(), counts.sum(axis=1).max()
+    smallest, largest = table.sum(axis=1).min(), table.sum(axis=1).max()
     spread = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
-    sizes_axes.set_title(f"{counts.sum():,} samples over {num_nodes} nodes, {spread} a node", fontsize=10, loc="left")
+    sizes_axes.set_title(f"{table.sum():,} samples over {num_nodes} nodes, {spread} a node", fontsize=10, loc="left")
 
-    top = max(int(counts.max()), 1)
+    top = max(int(table.max()), 1)
     image = table_axes.pcolormesh(
         np.arange(num_nodes + 1) - 0.5,
         np.arange(num_classes + 1) - 0.5,
-        np.ma.masked_equal(counts.T, 0),
+        np.ma.masked_equal(table.T, 0),
         norm=PowerNorm(0.5, vmin=0, vmax=top),
         cmap="viridis_r",
         edgecolors="white" if num_nodes <= _MOST_BARS else "none",
@@ -101,8 +101,8 @@ def partition_figure(counts: Sequence[Sequence[int]], names: Sequence[str] | Non
         table_axes.set_xticks(nodes, texts, rotation=45 if max(map(len, texts)) > 3 else 0, parse_math=False)
     table_axes.yaxis.set_major_locator(MaxNLocator(min(num_classes, 20), integer=True))
     if num_nodes <= _MAX_PRINTED_NODES and num_classes <= _MAX_PRINTED_CLASSES:
-        for node, label in np.argwhere(counts > 0):
-            count = counts[node, label]
+        for node, label in np.argwhere(table > 0):
+            count = table[node, label]
             color = "white" if (count / top) ** 0.5 > 0.5 else "black"
             table_axes.text(node, label, f"{count}", ha="center", va="center", fontsize=7, color=color)
     figure.colorbar(image, ax=table_axes, label="samples", pad=0.01, ticks=MaxNLocator(6, integer=True))

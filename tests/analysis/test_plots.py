@@ -4,6 +4,7 @@ import itertools
 import json
 import struct
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,9 +199,10 @@ def test_baselines_take_no_place_of_the_best_five_and_the_best_of_each_is_drawn_
     (legend,) = draw_panels(_columns(cases=cases), [PANEL], "", ranked=ranked).legends
     assert [text.get_text() for text in legend.get_texts()] == [*ranked[3:8], *ranked[:2]]
     assert "the best 5 of 15 and of each baseline in the closing table" in legend.get_title().get_text()
-    *compared, alone, pooled = legend.legend_handles
+    handles: list[Any] = legend.legend_handles
+    *compared, alone, pooled = handles
     assert len({line.get_color() for line in compared}) == 1  # of one method
-    assert len({str(getattr(line, "_dash_pattern")) for line in compared}) == 5  # noqa: B009
+    assert len({str(line._dash_pattern) for line in compared}) == 5
     assert all(len({*to_rgb(line.get_color())}) == 1 for line in (alone, pooled))
 
 

@@ -154,7 +154,7 @@ def _widened(data: FederatedData, width: int) -> FederatedData:
 
 
 def equally_wide(trees: Sequence[PyTree]) -> list[PyTree]:
-    """The trees, of which data in one place get index tables as wide as the widest of them."""
+    """The trees, where index tables of data in one place are as wide as the widest of them."""
 
     def is_data(part):
         return isinstance(part, FederatedData)

@@ -301,7 +301,7 @@ def _aligned(values: Sequence[Mapping[str, Any] | None], unit: str) -> list[str]
 def _in_one_unit(costs: Sequence[float | None]) -> tuple[list[str], str]:
     """Costs in the unit of the largest, with three digits of the smallest, and the unit's letter.
 
-    Where they span much, the unit is one between, and each cost has three digits.
+    The unit is one between where they span much, and each cost has three digits.
 
     Examples:
         >>> _in_one_unit([54_570_000.0, 1_200_000.0, None])

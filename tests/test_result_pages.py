@@ -382,7 +382,7 @@ def test_the_levels_of_single_seeds_are_those_of_the_curves():
 
 def test_the_numbers_of_readme_are_those_of_the_pages_rounded():
     readme = " ".join((RESULTS.parents[1] / "README.md").read_text().split())
-    study, other = ((RESULTS / "comparison" / page).read_text() for page in ("README.md", "one_exchange.md"))
+    study = (RESULTS / "comparison" / "README.md").read_text()
     match = re.search(r"they reach (\d+) % where .*?, (\d+) % if they mix .*?, and (\d+) % if .*? has (\d+) %", readme)
     assert match is not None
     rows = ("PrivSGP, everyone, 1", "PrivSGP, everyone, 4", "PrivSGP, pairs, 4", "PrivSGP, curator")
@@ -390,7 +390,8 @@ def test_the_numbers_of_readme_are_those_of_the_pages_rounded():
     for row, number in zip(rows, match.groups(), strict=True):
         cells = next(line for line in observers.splitlines() if line.startswith(f"| {row} |")).split("|")
         assert round(float(cells[3].split(" ±")[0])) == int(number), row  # the column of epsilon 3
-    mnist = other[other.index("<!-- table mnist rows=method columns=target_epsilon best=step_size -->") :]
-    for row, words in (("DPFL", "with DPFL"), ("PrivSGP", "with PrivSGP"), ("alone", "each by itself")):
+    mnist = study[study.index("<!-- table study_mnist ") :]
+    own = {"DPFL, everyone": "with DPFL", "PrivSGP, everyone, 1": "with PrivSGP", "each node by itself": "each by itself"}
+    for row, words in own.items():
         cells = next(line for line in mnist.splitlines() if line.startswith(f"| {row} |")).split("|")
         assert f"{cells[3].split(' (')[0].strip()} % {words}" in readme

@@ -16,7 +16,7 @@ ELSEWHERE = {
         "Epsilon is 2.75, 2, 1.75 and 1.55 in the order of the columns",
     ),
     "audit/README": ("95 %", "with 1.25, 1.5, 2, 4 or 0.8"),
-    "comparison/one_exchange": (
+    "comparison/varied": (
         *("the estimates alone would spend; 0.5", "p from 0.09 to 0.14", "Scheme S2 has 0.1"),
         "10, 1 and 0.1 are alpha, beta of 1, 0.1 and 0.1, 0.01 and 0.01, 0.001",
     ),

@@ -239,12 +239,12 @@ def numbers(rows: Sequence[Row], column: str) -> list[float] | None:
 def best_of(rows: Sequence[Row], options: Sequence[str], value: str) -> tuple[list[Row], str]:
     """Rows with the best value of an option, and a note that names it.
 
-    The mean of the column `value` decides, or of its like on samples that validate where the rows have one.
+    The mean of a column decides: of `value`'s like on samples that validate, else of their accuracy, else of `value`.
     """
     if not options:
         return list(rows), ""
-    (option,), validated = options, value.replace("test_", "validation_", 1)
-    value = validated if any(validated in row for row in rows) else value
+    (option,), validated = options, (value.replace("test_", "validation_", 1), "validation_accuracy")
+    value = next((one for one in validated if one != value and any(one in row for row in rows)), value)
     tried = values_of(rows, option)
     of_option = {one: [row for row in rows if row.get(option, "") == one] for one in tried}
     means = {one: np.mean(values) for one, own in of_option.items() if (values := numbers(own, value)) is not None}

@@ -245,12 +245,18 @@ def test_every_table_of_a_page_is_that_of_its_file(path):
     assert rewritten(Path(path), pictures=False)[0] == path.read_text(encoding="utf-8")
 
 
-def test_the_best_step_is_that_of_the_samples_that_validate(tmp_path):
-    rows = [("0.1", "0.9", "0.7"), ("1", "0.8", "0.75"), ("3", "0.2", "0.95")]
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("", "70.0"), (" value=test_accuracy_worst_node", "60.0"), (" value=total_bits_sent", "5")],
+)
+def test_the_best_step_is_that_of_the_samples_that_validate(tmp_path, value, expected):
+    """For every column: test samples and costs choose nothing."""
+    rows = [("0.1", "0.9", "0.7", "0.6", "5"), ("1", "0.8", "0.75", "0.7", "6"), ("3", "0.2", "0.95", "0.9", "7")]
+    names = ("step_size", "validation_accuracy", "test_accuracy", "test_accuracy_worst_node", "total_bits_sent")
     with open(tmp_path / "v_results.csv", "w", newline="") as file:
-        csv.writer(file).writerows([("step_size", "validation_accuracy", "test_accuracy"), *rows])
-    (tmp_path / "README.md").write_text("It has <!-- value v best=step_size -->0.\n")
-    assert " -->70.0." in rewritten(tmp_path / "README.md", pictures=False)[0]
+        csv.writer(file).writerows([names, *rows])
+    (tmp_path / "README.md").write_text(f"It has <!-- value v{value} best=step_size -->0.\n")
+    assert f" -->{expected}." in rewritten(tmp_path / "README.md", pictures=False)[0]
 
 
 def test_a_number_in_a_sentence_comes_from_its_file(page, tmp_path):

@@ -391,7 +391,7 @@ def test_the_numbers_of_readme_are_those_of_the_pages_rounded():
         cells = next(line for line in observers.splitlines() if line.startswith(f"| {row} |")).split("|")
         assert round(float(cells[3].split(" ±")[0])) == int(number), row  # the column of epsilon 3
     mnist = study[study.index("<!-- table study_mnist ") :]
-    own = {"DPFL, everyone": "with DPFL", "PrivSGP, everyone, 1": "with PrivSGP", "each node by itself": "each by itself"}
-    for row, words in own.items():
+    own = ("DPFL, everyone", "PrivSGP, everyone, 1", "each node by itself")
+    for row, words in zip(own, ("with DPFL", "with PrivSGP", "each by itself"), strict=True):
         cells = next(line for line in mnist.splitlines() if line.startswith(f"| {row} |")).split("|")
         assert f"{cells[3].split(' (')[0].strip()} % {words}" in readme

@@ -155,6 +155,15 @@ def test_the_leads_and_rounds_of_embracing_fl_are_those_of_its_curves():
             assert (row["target"], row["rounds_to_target"]) == (f"{100 * target:.1f} %", str(min(reached)))
 
 
+def test_embracing_fl_leads_with_each_seed_of_four_cases_at_2000_steps():
+    ours, rival = (
+        {(row["case"].split()[1], row["seed"]): float(row["test_accuracy"]) for row in rows_of("embracing_fl", name)}
+        for name in ("emb_2000_results", "wid_2000_results")
+    )
+    assert {*ours} == {*rival} == {(case, seed) for case in "4679" for seed in "012"}
+    assert all(ours[key] > rival[key] for key in ours)
+
+
 def rows_of(page, name):
     with open(RESULTS / page / f"{name}.csv", newline="") as lines:
         return list(csv.DictReader(lines))
